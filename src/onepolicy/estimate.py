@@ -1,0 +1,219 @@
+"""From Sums to Measurements: each metric's number, its counts, and its cluster-jackknife interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onepolicy import histogram as hist
+from onepolicy.grid import GRID_BITS, to_float
+from onepolicy.intervals import CONFIDENCE, t_quantile
+from onepolicy.metrics import METRICS
+from onepolicy.metrics.tail import WITHHOLD_ABOVE, pareto_k
+from onepolicy.sums import Metric, Quantile, Sums, Total
+from onepolicy.types import FloatArray, IntArray, Measurement
+
+#: Fewer effective clusters than this: no interval can be trusted (`coverage` in the docs), a gate is inconclusive.
+LEAST_CLUSTERS = 20
+
+
+class Totals:
+    """What a metric's `compute` sees: totals of its own terms, as floats or as `[C]` arrays with one cluster left out."""
+
+    def __init__(self, sums: Sums, metric: Metric) -> None:
+        self._sums, self._keys = sums, metric.term_keys()
+        self._left_out: dict[str, tuple[Any, Any]] = {}
+
+    def without_each(self, ids: list[int]) -> Totals:
+        """The same totals minus each cluster in turn (arrays over `ids`)."""
+        out = Totals.__new__(Totals)
+        out._sums, out._keys = self._sums, self._keys
+        out._left_out = {}
+        for name, key in self._keys.items():
+            total, rows = self._sums.totals[key], self._sums.rows[key]
+            found = [rows.get(i, (0, 0)) for i in ids]
+            x = np.array([(total.total - row[0]) / (1 << GRID_BITS) for row in found])
+            n = np.array([total.n - row[1] for row in found], dtype=np.float64)
+            out._left_out[name] = (x, n)
+        return out
+
+    def sum(self, term: str) -> Any:
+        return self._left_out[term][0] if self._left_out else to_float(self._total(term).total)
+
+    def n(self, term: str) -> Any:
+        return self._left_out[term][1] if self._left_out else self._total(term).n
+
+    def mean(self, term: str) -> Any:
+        return self.divide(self.sum(term), self.n(term))
+
+    def greatest(self, term: str) -> float:
+        value = self._sums.totals[f"extremes:{self._keys[term]}"].greatest
+        return math.nan if value is None else value
+
+    def least(self, term: str) -> float:
+        value = self._sums.totals[f"extremes:{self._keys[term]}"].least
+        return math.nan if value is None else value
+
+    def quantile(self, read: Quantile) -> float:
+        codes, counts = quantile_table(self._sums, read)
+        return _read(hist.quantile(codes, counts.sum(axis=0), read.q), read)
+
+    def pareto_k(self, name: str) -> float:
+        codes, counts = self._sums.histograms[name].table()
+        values = np.array([hist.bin_value(int(c)) for c in codes])
+        return pareto_k(values, counts.sum(axis=0).astype(np.float64))
+
+    @staticmethod
+    def exp(x: float) -> float:
+        try:
+            return math.exp(x)
+        except OverflowError:
+            return math.inf
+
+    @staticmethod
+    def divide(x: Any, y: Any) -> Any:
+        """x / y, NaN where y is 0."""
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return np.where(np.asarray(y) == 0, np.nan, np.asarray(x) / np.asarray(y))
+        return x / y if y else math.nan
+
+    def _total(self, term: str) -> Total:
+        return self._sums.totals[self._keys[term]]
+
+
+def quantile_table(sums: Sums, read: Quantile) -> tuple[IntArray, IntArray]:
+    """(codes `[K]`, counts `[GROUPS, K]`) of the histogram that a quantile reads."""
+    codes, counts = sums.histograms[read.histogram].table()
+    return hist.folded(codes, counts) if read.absolute else (codes, counts)
+
+
+def _read(value: float, read: Quantile) -> float:
+    return Totals.exp(value) if read.exponent else value
+
+
+def measure(sums: Sums, metrics: Mapping[str, Metric] = METRICS) -> dict[str, Measurement]:
+    """Every metric of the table as a `Measurement`; what the Sums do not hold is there with `value` None and `why`."""
+    heavy = _heavy_tail(sums)
+    return {key: _measure(sums, m, heavy) for key, m in metrics.items() if key in sums.metrics}
+
+
+def _heavy_tail(sums: Sums) -> bool:
+    if "log_ratio" not in sums.histograms:
+        return False
+    k = Totals(sums, METRICS["ratio/pareto_k"]).pareto_k("log_ratio")
+    return k > WITHHOLD_ABOVE
+
+
+def _measure(sums: Sums, m: Metric, heavy: bool) -> Measurement:
+    why = _unmeasured(sums, m)
+    if why:
+        return Measurement(m.key, None, 0, scale=m.scale, why=why)
+    if m.reducer in ("max", "min"):
+        return _extreme(sums, m)
+    if m.reducer == "histogram":
+        return _from_histogram(sums, m)
+    return _from_sums(sums, m, heavy)
+
+
+def _unmeasured(sums: Sums, m: Metric) -> str | None:
+    """Why a metric has no value: its tokens are not there. None if they are."""
+    if m.reducer == "histogram":
+        empty = not any(h.counts for h in sums.histograms.values())
+        return "no token was scored by both sides with finite values" if empty else None
+    prefix = "extremes:" if m.reducer in ("max", "min") else ""
+    found = [sums.totals.get(prefix + key) for key in m.term_keys().values()]
+    if any(t is None for t in found):
+        return _REASONS[m.uses]
+    if any(t is not None and t.n == 0 for t in found):
+        if any(t is not None and t.nonfinite for t in found):
+            return "every term overflowed or was not finite"
+        return _REASONS[m.uses]
+    return None
+
+
+_REASONS = {
+    "scored": "no token was scored by both sides with finite values",
+    "estimator": "no token was drawn by the first side from the distribution it reports",
+    "surprisal_a": "the sampler's entropy and varentropy are not known",
+    "surprisal_b": "the scorer's entropy and varentropy are not known",
+    "exact": "full distributions are not at hand",
+}
+
+
+def _extreme(sums: Sums, m: Metric) -> Measurement:
+    total = sums.totals["extremes:" + next(iter(m.term_keys().values()))]
+    value = float(m.compute(Totals(sums, m)))
+    return Measurement(m.key, value, total.n, total.nonfinite, sums.n_clusters(), scale=m.scale)
+
+
+def _from_histogram(sums: Sums, m: Metric) -> Measurement:
+    value = float(m.compute(Totals(sums, m)))
+    name = m.quantile.histogram if m.quantile else "log_ratio"
+    _, counts = sums.histograms[name].table()
+    n = int(counts.sum())
+    if math.isnan(value):
+        return Measurement(m.key, None, n, scale=m.scale, why="too few different ratios in the upper tail")
+    groups = int((counts.sum(axis=1) > 0).sum())
+    lower, upper = (None, None)
+    if m.quantile is not None and groups >= LEAST_CLUSTERS:
+        lower, upper = _woodruff(sums, m.quantile)
+    return Measurement(m.key, value, n, 0, sums.n_clusters(), float(groups), None, lower, upper, m.scale)
+
+
+def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
+    """Limits of a quantile: those of the share below it (delete one hashed group), read back as quantiles.
+
+    Deleting groups from the quantile itself would give zero error whenever its bin does not move (Woodruff 1952).
+    """
+    codes, counts = quantile_table(sums, read)
+    counts = counts[counts.sum(axis=1) > 0]
+    total = counts.sum(axis=0)
+    at = int(np.searchsorted(np.cumsum(total), max(1, math.ceil(read.q * total.sum() - 1e-9))))
+    n, below = counts.sum(axis=1).astype(float), counts[:, :at].sum(axis=1).astype(float)
+    share = (below.sum() - below) / (n.sum() - n)
+    width = t_quantile(CONFIDENCE, len(counts) - 1) * (_jackknife_error(share) or 0.0)
+    low, high = (hist.quantile(codes, total, min(max(read.q + s * width, 0.0), 1.0)) for s in (-1, 1))
+    return _read(low, read), _read(high, read)
+
+
+def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
+    keys = list(m.term_keys().values())
+    totals = Totals(sums, m)
+    value = float(m.compute(totals))
+    rows = sums.rows[keys[0]]
+    nonfinite = max(sums.totals[k].nonfinite for k in keys)
+    sizes = np.array([n for _, n in rows.values()], dtype=np.float64)
+    effective = float(sizes.sum() ** 2 / (sizes**2).sum())
+    se, why = None, None
+    if m.ratio_tail and heavy:
+        why = f"interval withheld: Pareto k of the ratios is above {WITHHOLD_ABOVE}"
+    elif len(rows) > 1:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left_out = np.asarray(m.compute(totals.without_each(sorted(rows))), dtype=np.float64)
+            se = _jackknife_error(np.log(left_out) if m.scale == "log" and value > 0 else left_out)
+    scale = m.scale if value > 0 else "linear"
+    lower, upper = _limits(value, se, effective - 1, scale)
+    n = min(sums.totals[k].n for k in keys)
+    return Measurement(m.key, value, n, nonfinite, len(rows), effective, se, lower, upper, scale, why)
+
+
+def _jackknife_error(left_out: FloatArray) -> float | None:
+    """sqrt((C - 1) / C * sum (x_c - mean)^2); None where a left-out value is not finite."""
+    c = len(left_out)
+    if c < 2 or not np.isfinite(left_out).all():
+        return None
+    return math.sqrt((c - 1) / c * float(((left_out - left_out.mean()) ** 2).sum()))
+
+
+def _limits(value: float, se: float | None, df: float, scale: str) -> tuple[float | None, float | None]:
+    """One-sided 99% limits, each; on the log scale they multiply."""
+    if se is None or not math.isfinite(value) or df <= 0:
+        return None, None
+    width = t_quantile(CONFIDENCE, df) * se
+    if scale == "log":
+        return value * math.exp(-min(width, 700)), value * math.exp(min(width, 700))
+    return value - width, value + width

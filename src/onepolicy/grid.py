@@ -1,0 +1,143 @@
+"""Integer sums of floats on a fixed grid, exact in any order.
+
+A term with |x| < 2^10 is rounded half-even to a multiple of 2^-61 by a three-level split: `q = (x + M) - M` with
+M = 1.5 * 2^(52 + k) rounds x to a multiple of 2^k. Sums of one level's parts stay exact in float64 for up to 2^30
+terms, so they may be added by any vectorised loop, in any order, and only then become Python integers. Larger terms go
+through `frexp` into integers exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onepolicy.types import BoolArray, FloatArray, IntArray
+
+#: Totals are integers in units of 2^-GRID_BITS.
+GRID_BITS = 61
+#: Terms of this size or more are added as exact integers one by one.
+LARGE = 2.0**10
+#: Terms that may be added within one level before the float sum must become an integer.
+MAX_TERMS = 2**30
+
+_LEVELS = (-13, -37, -61)
+_MAGIC = tuple(1.5 * 2.0 ** (52 + k) for k in _LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSums:
+    """Exact sums of the terms in each segment (sequence): three float levels, integers for large terms, counts.
+
+    `levels`: `[3, S]` float64, exact; `large`: segment -> integer in grid units; `n`, `nonfinite`: `[S]`.
+    """
+
+    levels: FloatArray
+    n: IntArray
+    nonfinite: IntArray
+    large: dict[int, int] = field(default_factory=dict[int, int])
+
+    def to_float(self) -> FloatArray:
+        """`[S]`; the same bits for any order of the terms, since every level is exact and added in a fixed order."""
+        high, middle, low = self.levels
+        out = high + (middle + low)
+        for i, extra in self.large.items():
+            out[i] = to_float(self.to_int(i) if extra else 0)
+        return out
+
+    def to_int(self, i: int) -> int:
+        """The sum of segment i in grid units."""
+        return int(level_integers(self.levels[:, i : i + 1])[0]) + self.large.get(i, 0)
+
+
+def segment_sums(x: FloatArray, starts: IntArray, lengths: IntArray) -> SegmentSums:
+    """Sums of `x` `[T]` over consecutive segments that begin at `starts` `[S]` and hold `lengths` `[S]` terms.
+
+    Non-finite terms are left out and counted.
+    """
+    finite = np.isfinite(x)
+    nonfinite = np.zeros(len(starts), dtype=np.int64)
+    if not finite.all():
+        nonfinite = _add_segments((~finite).astype(np.float64), starts, lengths).astype(np.int64)
+        x = np.where(finite, x, 0.0)
+    large: dict[int, int] = {}
+    if len(x) and max(float(x.max()), -float(x.min())) >= LARGE:
+        large = _large_terms(x, starts)
+        x = np.where(np.abs(x) >= LARGE, 0.0, x)
+    levels = np.empty((3, len(starts)))
+    for level, magic in enumerate(_MAGIC):
+        q = (x + magic) - magic
+        levels[level] = _add_segments(q, starts, lengths)
+        x = x - q
+    return SegmentSums(levels, lengths - nonfinite, nonfinite, large)
+
+
+def _add_segments(x: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
+    """reduceat gives an element, not zero, for an empty segment: those are set here."""
+    if not len(x):
+        return np.zeros(len(starts))
+    full = lengths > 0
+    if full.all():
+        return np.add.reduceat(x, starts)
+    out = np.zeros(len(starts))
+    if full.any():
+        out[full] = np.add.reduceat(x, starts[full])
+    return out
+
+
+def _large_terms(x: FloatArray, starts: IntArray) -> dict[int, int]:
+    at = np.flatnonzero(np.abs(x) >= LARGE)
+    # the last segment that starts at or before the term: empty ones share a start with their follower
+    segment = np.searchsorted(starts, at, side="right") - 1
+    out: dict[int, int] = {}
+    for i, value in zip(segment.tolist(), grid_integers(x[at]), strict=True):
+        out[i] = out.get(i, 0) + value
+    return out
+
+
+def grid_integers(x: FloatArray) -> list[int]:
+    """Finite floats with |x| >= 2^-8 as exact integers in grid units (smaller ones belong to the split)."""
+    mantissa, exponent = np.frexp(x)
+    whole = (mantissa * 2.0**53).astype(np.int64).tolist()
+    shifts = (exponent.astype(np.int64) - 53 + GRID_BITS).tolist()
+    return [m << s if s >= 0 else _shift_half_even(m, -s) for m, s in zip(whole, shifts, strict=True)]
+
+
+def _shift_half_even(value: int, bits: int) -> int:
+    low, half = value & ((1 << bits) - 1), 1 << (bits - 1)
+    up = low > half or (low == half and (value >> bits) & 1)
+    return (value >> bits) + int(up)
+
+
+def level_integers(levels: FloatArray) -> NDArray[np.object_]:
+    """`[3, C]` exact level sums as `[C]` Python integers in grid units."""
+    high, middle, low = (
+        (levels[i] * 2.0 ** -_LEVELS[i]).astype(np.int64).astype(object) << (GRID_BITS + _LEVELS[i]) for i in range(3)
+    )
+    return high + middle + low
+
+
+def to_float(total: int) -> float:
+    """A total in grid units as the nearest float64 (int / int division rounds once)."""
+    try:
+        return total / (1 << GRID_BITS)
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")
+
+
+def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[int], list[int]]:
+    """Segments added into groups `[S] -> group`: integer totals and counts of finite terms, `[n_groups]` each."""
+    levels = np.stack([np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels])
+    totals: list[int] = level_integers(levels).tolist()
+    for i, extra in sums.large.items():
+        totals[int(group[i])] += extra
+    counts = np.bincount(group, weights=sums.n.astype(np.float64), minlength=n_groups).astype(np.int64)
+    return totals, counts.tolist()
+
+
+def selected_segments(offsets: IntArray, mask: BoolArray) -> tuple[IntArray, IntArray]:
+    """(starts, lengths) `[S]` of each sequence's selected tokens after `x[mask]`."""
+    before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+    edges = before[offsets]
+    return edges[:-1], np.diff(edges)

@@ -1,0 +1,24 @@
+"""Model directories that ship inside the package, by name.
+
+`tiny` is a Llama of about a million parameters with a tokenizer and a chat template: enough to drive both
+engines on a CPU, without a network. Its MODEL_CARD.md says what it was trained on and how well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODELS: dict[str, str] = {"tiny": "tiny"}
+
+
+def path(name: str) -> str:
+    """The directory of a packaged model.
+
+    >>> path("tiny").endswith("tiny")
+    True
+    """
+    if name not in MODELS:
+        from onepolicy.errors import UnknownName  # imported here: a known name needs nothing else of the package
+
+        raise UnknownName("packaged model", name, MODELS)
+    return str(Path(__file__).resolve().parent / MODELS[name])

@@ -1,0 +1,305 @@
+"""From pairs to Sums: every metric's terms, evaluated once and added as integers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onepolicy.arrays import NUMPY, numeric_identity
+from onepolicy.exact import exact_divergences
+from onepolicy.grid import SegmentSums, group_sums, segment_sums, selected_segments
+from onepolicy.histogram import GROUPS, Histogram
+from onepolicy.sums import WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Total, keep_worst, merge_rows
+from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
+from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, both_finite, select_tokens, uses_masks, view_mask
+
+#: Tokens worked on at a time: a chunk's columns and temporaries stay in the cache.
+CHUNK = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Clusters:
+    ids: list[int]  # 64-bit, one a cluster
+    of_sequence: IntArray  # [S] index into ids
+    group: IntArray  # [S] 0..31
+
+
+def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") -> Sums:
+    """Sums of `metrics` over the tokens of `view`: `drawn`, `loss` (drawn and trained) or `fixed` (not drawn).
+
+    Metrics that the pair cannot serve (no entropy, nothing drawn by side a) are left without totals: not measured.
+    """
+    table = tuple(metrics)
+    out = Sums(view, pairs.names, pairs.cluster_unit, numeric_identity(), tuple(sorted(m.key for m in table)))
+    base = view_mask(pairs, view)
+    out.counts = _counts(pairs, base)
+    clusters = _clusters(pairs)
+    masks = uses_masks(pairs, view)
+    for uses, mask in masks.items():
+        chosen = [m for m in table if m.uses == uses]
+        if chosen:
+            _reduce_uses(out, pairs, uses, mask, chosen, clusters)
+    out.counts["estimable"] = int(masks["estimator"].sum()) if "estimator" in masks else 0
+    _add_histograms(out, pairs, masks["scored"], clusters)
+    out.worst |= _places(pairs, base, masks["scored"])
+    out.rows, out.bucketed = merge_rows([out])
+    return out
+
+
+def cluster_id(unit: str, key: str) -> int:
+    """64-bit id of a cluster, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(f"{unit}\0{key}".encode(), digest_size=8).digest(), "big")
+
+
+def _clusters(pairs: LogprobPairs) -> _Clusters:
+    index: dict[str, int] = {}
+    of_sequence = np.array([index.setdefault(k, len(index)) for k in pairs.cluster_keys], dtype=np.int64)
+    ids = [cluster_id(pairs.cluster_unit, k) for k in index]
+    group = np.array([i % GROUPS for i in ids], dtype=np.int64)
+    return _Clusters(ids, of_sequence, group[of_sequence] if len(ids) else of_sequence)
+
+
+def _reduce_uses(
+    out: Sums, pairs: LogprobPairs, uses: str, mask: BoolArray, metrics: list[Metric], clusters: _Clusters
+) -> None:
+    exact = exact_divergences(pairs.a_distributions, pairs.b_distributions) if uses == "exact" else None
+    tokens = select_tokens(pairs, uses, mask, exact)
+    starts, lengths = selected_segments(pairs.offsets, mask)
+    token_terms = _terms(metrics, "token")
+    wants_sequences = any(m.level == "sequence" for m in metrics)
+    if wants_sequences:
+        token_terms |= {f"sequence-part:{uses}:{k}": (fn, frozenset({"part"})) for k, fn in SEQUENCE_TERMS.items()}
+    parts = _token_sums(out, tokens, starts, lengths, token_terms)
+    if wants_sequences:
+        rows = np.flatnonzero(lengths > 0)
+        sums = {k: parts.pop(f"sequence-part:{uses}:{k}").to_float()[rows] for k in SEQUENCE_TERMS}
+        view = Sequences(lengths[rows].astype(np.float64), sums)
+        segments = _sequence_sums(out, view, rows, len(lengths), _terms(metrics, "sequence"))
+        parts |= segments
+        if uses == "scored":
+            _sequence_histograms(out, view, clusters.group[rows])
+            out.worst["sequences"] = _worst_sequences(pairs, view, rows)
+    for key, sums_of_key in parts.items():
+        _add_rows(out, key, sums_of_key, clusters)
+
+
+def _terms(metrics: list[Metric], level: str) -> dict[str, tuple[Any, frozenset[str]]]:
+    """key -> (term, reducers that want it): a term that several metrics share is evaluated once."""
+    out: dict[str, tuple[Any, frozenset[str]]] = {}
+    for m in metrics:
+        if m.level == level:
+            for name, key in m.term_keys().items():
+                reducers = {m.reducer} | (out[key][1] if key in out else set())
+                out[key] = (m.terms[name], frozenset(reducers))
+    return out
+
+
+def _token_sums(
+    out: Sums, tokens: Tokens, starts: IntArray, lengths: IntArray, terms: dict[str, Any]
+) -> dict[str, SegmentSums]:
+    """Integer-exact per-sequence sums of every token term, a chunk of whole sequences at a time."""
+    pieces: dict[str, list[SegmentSums]] = {key: [] for key, (_, r) in terms.items() if r & {"sum", "part"}}
+    edges = _chunk_edges(lengths)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+            first, last = int(starts[lo]), int(starts[hi - 1] + lengths[hi - 1])
+            chunk = _slice(tokens, first, last)
+            for key, (term, reducers) in terms.items():
+                x = term(NUMPY, chunk)
+                if key in pieces:
+                    pieces[key].append(segment_sums(x, starts[lo:hi] - first, lengths[lo:hi]))
+                if reducers & {"max", "min"}:
+                    _add_extremes(out, key, x)
+    return {key: _join(found, len(lengths)) for key, found in pieces.items()}
+
+
+def _chunk_edges(lengths: IntArray) -> list[int]:
+    """Sequence indices where chunks of about `CHUNK` tokens begin and end; a sequence is never cut."""
+    ends = np.cumsum(lengths)
+    edges = [0]
+    while edges[-1] < len(lengths):
+        begun = int(ends[edges[-1] - 1]) if edges[-1] else 0
+        nxt = int(np.searchsorted(ends, begun + CHUNK, side="left")) + 1
+        edges.append(min(max(nxt, edges[-1] + 1), len(lengths)))
+    return edges
+
+
+def _slice(tokens: Tokens, lo: int, hi: int) -> Tokens:
+    more: dict[str, Any] = {}
+    for name in ("a_entropy", "a_varentropy", "b_entropy", "b_varentropy"):
+        if name in tokens.__dict__:
+            more[name] = getattr(tokens, name)[lo:hi]
+    if "exact" in tokens.__dict__:
+        more["exact"] = {k: v[lo:hi] for k, v in tokens.exact.items()}
+    return Tokens(tokens.a[lo:hi], tokens.b[lo:hi], **more)
+
+
+def _join(pieces: list[SegmentSums], n: int) -> SegmentSums:
+    if not pieces:
+        return SegmentSums(np.zeros((3, n)), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
+    large: dict[int, int] = {}
+    begun = 0
+    for piece in pieces:
+        large |= {i + begun: v for i, v in piece.large.items()}
+        begun += len(piece.n)
+    levels = np.concatenate([p.levels for p in pieces], axis=1)
+    return SegmentSums(
+        levels, np.concatenate([p.n for p in pieces]), np.concatenate([p.nonfinite for p in pieces]), large
+    )
+
+
+def _sequence_sums(
+    out: Sums, view: Sequences, rows: IntArray, n: int, terms: dict[str, Any]
+) -> dict[str, SegmentSums]:
+    """Each sequence is a segment of one term, so that sequences and tokens are added into clusters alike."""
+    found: dict[str, SegmentSums] = {}
+    lengths = np.zeros(n, dtype=np.int64)
+    lengths[rows] = 1
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if n else lengths
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for key, (term, reducers) in terms.items():
+            x = np.ascontiguousarray(term(NUMPY, view), dtype=np.float64)
+            if "sum" in reducers:
+                found[key] = segment_sums(x, starts, lengths)
+            if reducers & {"max", "min"}:
+                _add_extremes(out, key, x)
+    return found
+
+
+def _add_extremes(out: Sums, key: str, x: FloatArray) -> None:
+    good = x[np.isfinite(x)]
+    total = Total(n=len(good), nonfinite=len(x) - len(good))
+    if len(good):
+        total.greatest, total.least = float(good.max()) + 0.0, float(good.min()) + 0.0
+    out.totals.setdefault(f"extremes:{key}", Total()).add(total)
+
+
+def _add_rows(out: Sums, key: str, sums: SegmentSums, clusters: _Clusters) -> None:
+    totals, counts = group_sums(sums, clusters.of_sequence, len(clusters.ids))
+    out.totals[key] = Total(sum(totals), sum(counts), int(sums.nonfinite.sum()))
+    out.rows[key] = {i: (total, n) for i, total, n in zip(clusters.ids, totals, counts, strict=True) if n}
+
+
+# -- counts of states, histograms, places ------------------------------------------------------------------------------
+
+
+def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
+    """How many tokens there are, and in which state each side's values are: nothing is left out uncounted."""
+    n = lambda mask: int(np.count_nonzero(mask))  # noqa: E731
+    counts = {
+        "tokens": len(pairs.token_ids),
+        "sequences": len(pairs),
+        "viewed": n(base),
+        "scored": n(both_finite(pairs, base)),
+        "drawn": n(pairs.drawn),
+        "drawn_by_a": n(base & pairs.drawn) if pairs.drawn_by == "a" else 0,
+        "viewed_sequences": n(np.add.reduceat(np.append(base, False), pairs.offsets[:-1]) > 0) if len(pairs) else 0,
+        "not_estimable": n(base & ~np.repeat(pairs.estimable, np.diff(pairs.offsets))),
+    }
+    for side, x, valid in (("a", pairs.a, pairs.a_valid), ("b", pairs.b, pairs.b_valid)):
+        seen = base & valid
+        counts |= {
+            f"{side}_null": n(base & ~valid),
+            f"{side}_nan": n(seen & np.isnan(x)),
+            f"{side}_neg_inf": n(seen & np.isneginf(x)),
+            f"{side}_pos_inf": n(seen & np.isposinf(x)),
+            f"{side}_positive": n(seen & (x > 0) & np.isfinite(x)),
+        }
+    return counts
+
+
+def states(pairs: LogprobPairs, base: BoolArray) -> dict[str, BoolArray]:
+    """Masks of the states that a finding names by place."""
+    both = base & pairs.a_valid & pairs.b_valid
+    a_inf, b_inf = np.isneginf(pairs.a), np.isneginf(pairs.b)
+    nan = (pairs.a_valid & (np.isnan(pairs.a) | np.isposinf(pairs.a))) | (
+        pairs.b_valid & (np.isnan(pairs.b) | np.isposinf(pairs.b))
+    )
+    positive = ((pairs.a > 0) & np.isfinite(pairs.a)) | ((pairs.b > 0) & np.isfinite(pairs.b))
+    return {
+        "support": both & (a_inf != b_inf),
+        "nonfinite": base & nan,
+        "positive": base & positive,
+        "null_a": base & ~pairs.a_valid,
+        "null_b": base & ~pairs.b_valid,
+    }
+
+
+def _places(pairs: LogprobPairs, base: BoolArray, scored: BoolArray) -> dict[str, list[Place]]:
+    size = np.abs(pairs.log_ratio, where=scored, out=np.zeros(len(scored)))
+    found = {"tokens": _worst_tokens(pairs, size)}
+    for name, mask in states(pairs, base).items():
+        at = np.flatnonzero(mask)
+        if len(at):
+            found[name] = keep_worst(name, (_place(pairs, int(i), 0.0) for i in _smallest(pairs, at)))
+    return found
+
+
+def _smallest(pairs: LogprobPairs, at: IntArray) -> IntArray:
+    """All candidates that could be among the first by record id and position, without building every Place."""
+    sequence = np.searchsorted(pairs.offsets, at, side="right") - 1
+    if len(at) <= 64:
+        return at
+    ids = sorted({pairs.record_ids[i] for i in np.unique(sequence).tolist()})[:WORST_TOKENS]
+    kept = [i for i, name in enumerate(pairs.record_ids) if name in set(ids)]
+    return at[np.isin(sequence, kept)]
+
+
+def _worst_tokens(pairs: LogprobPairs, size: FloatArray) -> list[Place]:
+    if not len(size) or not size.any():
+        return []
+    k = min(WORST_TOKENS, len(size))
+    least = max(float(np.partition(size, len(size) - k)[len(size) - k]), np.nextafter(0, 1))
+    at = np.flatnonzero(size >= least)
+    if len(at) > 64 * WORST_TOKENS:  # many equal values: keep all above, then the first of the ties
+        at = np.concatenate([np.flatnonzero(size > least), _smallest(pairs, np.flatnonzero(size == least))])
+    return keep_worst("tokens", (_place(pairs, int(i), -float(size[i])) for i in at))
+
+
+def _place(pairs: LogprobPairs, i: int, key: float) -> Place:
+    s = int(np.searchsorted(pairs.offsets, i, side="right")) - 1
+    text = lambda x, valid: repr(float(x[i])) if valid[i] else "null"  # noqa: E731
+    return Place(
+        key,
+        pairs.record_ids[s],
+        i - int(pairs.offsets[s]),
+        int(pairs.token_ids[i]),
+        text(pairs.a, pairs.a_valid),
+        text(pairs.b, pairs.b_valid),
+    )
+
+
+def _worst_sequences(pairs: LogprobPairs, view: Sequences, rows: IntArray) -> list[Place]:
+    """`position` holds the sequence's token count; a and b its summed log-probs."""
+    size = np.abs(view.log_ratio)
+    order = np.argsort(-size, kind="stable")[: 8 * WORST_SEQUENCES]
+    if len(order) < len(size):
+        order = np.flatnonzero(size >= size[order[-1]])
+    places = [
+        Place(
+            -float(size[j]),
+            pairs.record_ids[int(rows[j])],
+            int(view.tokens[j]),
+            -1,
+            repr(float(view.a[j])),
+            repr(float(view.b[j])),
+        )
+        for j in order.tolist()
+        if size[j] > 0
+    ]
+    return keep_worst("sequences", places)
+
+
+def _add_histograms(out: Sums, pairs: LogprobPairs, scored: BoolArray, clusters: _Clusters) -> None:
+    group = np.repeat(clusters.group, np.diff(pairs.offsets))[scored]
+    out.histograms["log_ratio"] = Histogram.of(pairs.log_ratio[scored], group)
+
+
+def _sequence_histograms(out: Sums, view: Sequences, group: IntArray) -> None:
+    for name, x in (("sequence_log_ratio", view.log_ratio), ("mean_log_ratio", view.mean_log_ratio)):
+        good = np.isfinite(x)
+        out.histograms[name] = Histogram.of(x[good], group[good])

@@ -1,0 +1,192 @@
+"""The nouns: what the rooms hand to each other. Data only; nothing here computes a number.
+
+Shapes: T tokens of all sequences one after another, S sequences, V vocabulary. Units: nats.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from onepolicy.sums import Sums
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+
+class Outcome(enum.StrEnum):
+    """What a judged statement or a whole report says. Precedence: error > drift > inconclusive > pass."""
+
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    DRIFT = "drift"
+    ERROR = "error"
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 drift, 3 inconclusive, 4 error (2 is usage)."""
+        return {"pass": 0, "drift": 1, "inconclusive": 3, "error": 4}[self.value]
+
+
+class Severity(enum.StrEnum):
+    """How a finding weighs: `fail` makes drift, `warn` is shown and exits 0, `info` is a note."""
+
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Flat values with validity. `valid` is None when nothing is missing; what stands under a False is not read."""
+
+    values: NDArray[Any]
+    valid: BoolArray | None = None
+
+    def mask(self) -> BoolArray:
+        """Validity `[N]` as an array."""
+        return np.ones(len(self.values), dtype=bool) if self.valid is None else self.valid
+
+    def take(self, index: NDArray[Any]) -> Values:
+        return Values(self.values[index], None if self.valid is None else self.valid[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """A list a row (CSR): row i is `values[offsets[i]:offsets[i + 1]]`; `valid` False means the row is null."""
+
+    values: NDArray[Any]
+    offsets: IntArray
+    valid: BoolArray | None = None
+
+    def row(self, i: int) -> NDArray[Any]:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What one engine said about given tokens.
+
+    `logprobs`, `entropy`, `varentropy`: `[T]`, nats. `distributions`: `[T, V]` log-probs, only from engines asked for
+    them. `semantics`: one of `schema.SEMANTICS`, None if undeclared. `dtype`: the precision the engine computes in.
+    `scoring_id` tells two scorings with equal values from one scoring seen twice.
+    """
+
+    logprobs: Values
+    entropy: Values | None = None
+    varentropy: Values | None = None
+    distributions: NDArray[Any] | None = None
+    semantics: str | None = None
+    dtype: str | None = None
+    fingerprint: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    scoring_id: str | None = None
+
+    def take(self, index: NDArray[Any]) -> Scoring:
+        """The scoring of the tokens at `index`."""
+        pick = lambda v: None if v is None else v.take(index)  # noqa: E731
+        dist = None if self.distributions is None else self.distributions[index]
+        return Scoring(
+            self.logprobs.take(index),
+            pick(self.entropy),
+            pick(self.varentropy),
+            dist,
+            self.semantics,
+            self.dtype,
+            self.fingerprint,
+            self.scoring_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobPairs:
+    """Two scorings of the same tokens, proven the same by `align`. Side a is the sampler's role, b the scorer's.
+
+    `a`, `b`: `[T]` float64, NaN where null. `drawn_by`: which side drew the drawn tokens, None for neither.
+    `estimable`: `[S]`, the reported distribution of side a is the one its tokens were drawn from, as far as declared.
+    """
+
+    names: tuple[str, str]
+    offsets: IntArray
+    token_ids: NDArray[np.int32]
+    a: FloatArray
+    b: FloatArray
+    a_valid: BoolArray
+    b_valid: BoolArray
+    drawn: BoolArray
+    trained: BoolArray | None
+    drawn_by: Literal["a", "b"] | None
+    estimable: BoolArray
+    record_ids: tuple[str, ...]
+    cluster_keys: tuple[str, ...]
+    cluster_unit: str
+    a_entropy: FloatArray | None = None
+    a_varentropy: FloatArray | None = None
+    b_entropy: FloatArray | None = None
+    b_varentropy: FloatArray | None = None
+    a_distributions: NDArray[Any] | None = None
+    b_distributions: NDArray[Any] | None = None
+
+    @property
+    def log_ratio(self) -> FloatArray:
+        """`[T]`, scorer minus sampler, NaN where either is null."""
+        return self.b - self.a
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A number that knows what it is: definition, count, clusters, uncertainty, and what was left out.
+
+    `value` None: not measured, and `why` says why. `std_error` on the metric's own scale (`log` or `linear`); None
+    when it has none (a maximum, a withheld interval). `lower`, `upper`: one-sided 99% limits each.
+    """
+
+    metric: str
+    value: float | None
+    n: int
+    n_nonfinite: int = 0
+    clusters: int = 0
+    effective_clusters: float = 0.0
+    std_error: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    scale: Literal["linear", "log"] = "linear"
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A judged statement: code (see `codes.CODES`), outcome and severity, place, evidence, what to do."""
+
+    code: str
+    severity: Severity
+    outcome: Outcome
+    message: str
+    place: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    ruled_out: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Findings, measurements and the Sums they came from, with both sides' fingerprints. Judged again without a rerun."""
+
+    outcome: Outcome
+    preset: str
+    findings: tuple[Finding, ...]
+    measurements: Mapping[str, Measurement]
+    sums: Sums
+    fingerprints: Mapping[str, Mapping[str, Any]]
+    reply_length: int | None = None
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])

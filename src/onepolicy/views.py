@@ -1,0 +1,152 @@
+"""What a metric's term sees: tokens or sequences as columns, numpy or torch, one definition.
+
+A term is `term(xp, x)` with x a `Tokens` or `Sequences`. Shared intermediate values (`ratio`, `probability_a`, ...) are
+computed once. Which tokens a metric runs on is its `uses`:
+
+- `scored`: both sides finite;
+- `drawn`: drawn by the sampler besides (what surprisal needs, per side: `surprisal_a`, `surprisal_b`);
+- `estimator`: side a drew them, from the distribution it reports: only here an estimator of KL exists;
+- `exact`: full distributions of both sides are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from onepolicy.arrays import Array, namespace
+from onepolicy.errors import UnknownName
+from onepolicy.types import BoolArray, LogprobPairs
+
+Uses = Literal["scored", "estimator", "surprisal_a", "surprisal_b", "exact"]
+View = Literal["drawn", "loss", "fixed"]
+VIEWS = ("drawn", "loss", "fixed")
+
+
+class Tokens:
+    """Token columns, float64, all of one shape (`[T]` packed or `[B, T]` padded)."""
+
+    def __init__(self, a: Array, b: Array, **more: Array) -> None:
+        self.a, self.b, self._xp = a, b, namespace(a)
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    a_entropy: Array
+    a_varentropy: Array
+    b_entropy: Array
+    b_varentropy: Array
+    exact: Array  # dict of [T] columns from metrics.exact
+
+    @cached_property
+    def log_ratio(self) -> Array:
+        """d = log p_scorer - log p_sampler."""
+        return self.b - self.a
+
+    @cached_property
+    def abs_log_ratio(self) -> Array:
+        return self._xp.abs(self.log_ratio)
+
+    @cached_property
+    def ratio_minus_one(self) -> Array:
+        """e^d - 1, exact for small d where `ratio - 1` is not."""
+        return self._xp.expm1(self.log_ratio)
+
+    @cached_property
+    def ratio(self) -> Array:
+        return self._xp.exp(self.log_ratio)
+
+    @cached_property
+    def probability_a(self) -> Array:
+        return self._xp.exp(self.a)
+
+    @cached_property
+    def probability_b(self) -> Array:
+        return self._xp.exp(self.b)
+
+    @cached_property
+    def probability_diff(self) -> Array:
+        """e^b - e^a; through expm1, since two near probabilities lose their difference to rounding."""
+        return self.probability_a * self.ratio_minus_one
+
+
+class Sequences:
+    """Sequence columns `[S]`, float64: sums over the selected tokens of each sequence that has any.
+
+    `tokens` T, and sums over the sequence: `log_ratio` D, `log_ratio_squared`, `k3`, `a` and `b` (log-probs),
+    `mult_prob_error` (e^|d|).
+    """
+
+    log_ratio: Array
+    log_ratio_squared: Array
+    k3: Array
+    a: Array
+    b: Array
+    mult_prob_error: Array
+
+    def __init__(self, tokens: Array, sums: Mapping[str, Array]) -> None:
+        self.tokens = tokens
+        for name in SEQUENCE_TERMS:
+            setattr(self, name, sums[name])
+
+    @cached_property
+    def mean_log_ratio(self) -> Array:
+        """D / T."""
+        return self.log_ratio / self.tokens
+
+
+#: The token sums that `Sequences` is made of.
+SEQUENCE_TERMS: dict[str, Callable[[Any, Any], Any]] = {
+    "log_ratio": lambda xp, x: x.log_ratio,
+    "log_ratio_squared": lambda xp, x: x.log_ratio * x.log_ratio,
+    "k3": lambda xp, x: x.ratio_minus_one - x.log_ratio,
+    "a": lambda xp, x: x.a,
+    "b": lambda xp, x: x.b,
+    "mult_prob_error": lambda xp, x: xp.exp(x.abs_log_ratio),
+}
+
+
+def view_mask(pairs: LogprobPairs, view: str) -> BoolArray:
+    """`[T]` tokens that a view looks at. Errors: `UnknownName`."""
+    if view == "drawn":
+        return pairs.drawn
+    if view == "loss":
+        return pairs.drawn & (pairs.drawn if pairs.trained is None else pairs.trained)
+    if view == "fixed":
+        return ~pairs.drawn
+    raise UnknownName("view", view, VIEWS)
+
+
+def both_finite(pairs: LogprobPairs, base: BoolArray) -> BoolArray:
+    """`[T]`: in `base`, scored by both sides with finite values."""
+    return base & pairs.a_valid & pairs.b_valid & np.isfinite(pairs.a) & np.isfinite(pairs.b)
+
+
+def uses_masks(pairs: LogprobPairs, view: str) -> dict[str, BoolArray]:
+    """For each of `Uses` that this pair can serve, the `[T]` mask of its tokens."""
+    scored = both_finite(pairs, view_mask(pairs, view))
+    drawn = scored & pairs.drawn
+    masks = {"scored": scored}
+    if pairs.drawn_by == "a":
+        masks["estimator"] = drawn & np.repeat(pairs.estimable, np.diff(pairs.offsets))
+    for side in ("a", "b"):
+        entropy, variance = getattr(pairs, f"{side}_entropy"), getattr(pairs, f"{side}_varentropy")
+        if pairs.drawn_by and entropy is not None and variance is not None:
+            masks[f"surprisal_{side}"] = drawn & np.isfinite(entropy) & np.isfinite(variance)
+    if pairs.a_distributions is not None and pairs.b_distributions is not None:
+        masks["exact"] = scored
+    return masks
+
+
+def select_tokens(pairs: LogprobPairs, uses: str, mask: BoolArray, exact: dict[str, Any] | None = None) -> Tokens:
+    """The tokens under `mask`, as contiguous float64 copies: `exp` of a strided view differs in the last bit."""
+    pick = lambda x: np.ascontiguousarray(x[mask], dtype=np.float64)  # noqa: E731
+    more: dict[str, Any] = {}
+    if uses.startswith("surprisal_"):
+        side = uses[-1]
+        more = {f"{side}_{w}": pick(getattr(pairs, f"{side}_{w}")) for w in ("entropy", "varentropy")}
+    if exact is not None:
+        more["exact"] = {name: pick(column) for name, column in exact.items()}
+    return Tokens(pick(pairs.a), pick(pairs.b), **more)
