@@ -149,7 +149,7 @@ def sampled_probabilities(
     stops = torch.tensor([train_tiny.END_ID, train_tiny.IM_END_ID])
     ended = torch.isin(chosen, stops).cumsum(1)
     kept = (ended == 0) | ((ended == 1) & torch.isin(chosen, stops))
-    return [row[mask].numpy() for row, mask in zip(probabilities, kept)]
+    return [row[mask].numpy() for row, mask in zip(probabilities, kept, strict=True)]
 
 
 def sampling_facts(sampled: list[np.ndarray], new_tokens: int = NEW_TOKENS) -> dict[str, float]:

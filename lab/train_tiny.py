@@ -114,7 +114,7 @@ def conversations(source: str, share: float, rng: random.Random) -> Iterator[lis
 
 def render(turns: list[Turn]) -> str:
     """A conversation as the chat template writes it."""
-    pairs = [(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn)]
+    pairs = [(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
     return "".join(f"{IM_START}{role}\n{text}{IM_END}\n" for role, text in pairs)
 
 

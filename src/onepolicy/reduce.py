@@ -19,6 +19,8 @@ from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, both_finite, sele
 
 #: Tokens worked on at a time: a chunk's columns and temporaries stay in the cache.
 CHUNK = 1 << 14
+#: A log-prob above this is impossible; a certain token's may round up to a few float32 steps above 0.
+POSITIVE_ABOVE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
         "sequences": len(pairs),
         "viewed": n(base),
         "scored": n(both_finite(pairs, base)),
+        "support_violations": n(states(pairs, base)["support"]),
+        "both_neg_inf": n(base & pairs.a_valid & pairs.b_valid & np.isneginf(pairs.a) & np.isneginf(pairs.b)),
         "drawn": n(pairs.drawn),
         "drawn_by_a": n(base & pairs.drawn) if pairs.drawn_by == "a" else 0,
         "viewed_sequences": n(np.add.reduceat(np.append(base, False), pairs.offsets[:-1]) > 0) if len(pairs) else 0,
@@ -207,7 +211,7 @@ def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
             f"{side}_nan": n(seen & np.isnan(x)),
             f"{side}_neg_inf": n(seen & np.isneginf(x)),
             f"{side}_pos_inf": n(seen & np.isposinf(x)),
-            f"{side}_positive": n(seen & (x > 0) & np.isfinite(x)),
+            f"{side}_positive": n(seen & (x > POSITIVE_ABOVE) & np.isfinite(x)),
         }
     return counts
 
@@ -219,7 +223,9 @@ def states(pairs: LogprobPairs, base: BoolArray) -> dict[str, BoolArray]:
     nan = (pairs.a_valid & (np.isnan(pairs.a) | np.isposinf(pairs.a))) | (
         pairs.b_valid & (np.isnan(pairs.b) | np.isposinf(pairs.b))
     )
-    positive = ((pairs.a > 0) & np.isfinite(pairs.a)) | ((pairs.b > 0) & np.isfinite(pairs.b))
+    positive = np.zeros(len(base), dtype=bool)
+    for x in (pairs.a, pairs.b):
+        positive |= (x > POSITIVE_ABOVE) & np.isfinite(x)
     return {
         "support": both & (a_inf != b_inf),
         "nonfinite": base & nan,

@@ -14,17 +14,9 @@ from numpy.typing import NDArray
 from onepolicy import schema
 from onepolicy.errors import ContentError
 from onepolicy.types import IntArray, Lists, Scoring, Values
+from onepolicy.values import column_values
 
-_NUMPY = {
-    "int32": np.int32,
-    "int64": np.int64,
-    "bool": np.bool_,
-    "float32": np.float32,
-    "float64": np.float64,
-    "float": np.float32,
-    "string": object,
-    "json": object,
-}
+__all__ = ["Rollouts", "column_values", "concat", "concat_scorings", "concat_values", "scoring_extras", "take_lists"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +36,19 @@ class Rollouts:
     def __post_init__(self) -> None:
         if "token_ids" not in self.tokens:
             raise ContentError("rollouts have no column 'token_ids'; it is the one column that is required")
-        n_tokens = int(self.offsets[-1]) if len(self.offsets) else 0
+        if not len(self.offsets):
+            raise ContentError("rollouts have no offsets; no sequences is offsets [0]")
         for name, col in self.tokens.items():
-            _require_length(name, len(col.values), n_tokens, "tokens")
+            _require_length(name, len(col.values), self.n_tokens, "tokens")
         for name, col in self.records.items():
             _require_length(name, len(col.values), len(self), "sequences")
+        for name, lists in self.lists.items():
+            of_tokens = schema.COLUMNS[name].level == "token_list"
+            wanted, what = (self.n_tokens, "tokens") if of_tokens else (len(self), "sequences")
+            _require_length(name, len(lists.offsets) - 1, wanted, what)
         for name, scoring in self.scorings.items():
-            _require_length(f"{name}_logprobs", len(scoring.logprobs.values), n_tokens, "tokens")
+            for what, col in (("logprobs", scoring.logprobs), *scoring_extras(scoring)):
+                _require_length(f"{name}_{what}", len(col.values), self.n_tokens, "tokens")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,15 +82,15 @@ class Rollouts:
         if col is None or (col.valid is not None and not col.valid[i]):
             return None
         value = col.values[i]
-        return value.item() if isinstance(value, np.generic) else value
+        return value.item() if isinstance(value, np.generic) else value  # pyright: ignore[reportUnknownVariableType]
 
     def with_scoring(self, name: str, scoring: Scoring) -> Rollouts:
         """The same rollouts with one more named scoring; a name that is taken is replaced."""
         return replace(self, scorings={**self.scorings, name: scoring})
 
     def take(self, index: Iterable[int]) -> Rollouts:
-        """The sequences at `index`, in that order, with all their columns and scorings."""
-        rows = np.asarray(list(index), dtype=np.int64)
+        """The sequences at `index` (or where a boolean `[S]` is True), in that order, with all columns and scorings."""
+        rows = _row_numbers(index, len(self))
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         flat = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
@@ -100,34 +98,42 @@ class Rollouts:
             offsets,
             {k: v.take(flat) for k, v in self.tokens.items()},
             {k: v.take(rows) for k, v in self.records.items()},
-            {k: take_lists(v, flat if schema.COLUMNS[k].level == "token_list" else rows) for k, v in self.lists.items()},
+            {
+                k: take_lists(v, flat if schema.COLUMNS[k].level == "token_list" else rows)
+                for k, v in self.lists.items()
+            },
             {k: v.take(flat) for k, v in self.scorings.items()},
         )
 
     def content_ids(self) -> list[str]:
         """A name for each sequence: the recorded one, else a hash of its ids and sampler log-probs.
 
-        Equal sequences get equal hashes in any file or order; `record_ids` numbers them.
+        Equal sequences get equal hashes in any file, order or float width; `record_ids` numbers them.
         """
-        lp = self.scorings["sampler"].logprobs.values if "sampler" in self.scorings else None
+        lp = _hashable(self.scorings["sampler"].logprobs) if "sampler" in self.scorings else None
         names: list[str] = []
         for i in range(len(self)):
             recorded = self.record("record_id", i)
             if recorded is None:
                 at = self.sequence(i)
                 digest = hashlib.blake2b(np.ascontiguousarray(self.token_ids[at]).tobytes(), digest_size=8)
-                digest.update(b"" if lp is None else np.ascontiguousarray(lp[at], dtype=np.float64).tobytes())
+                digest.update(b"" if lp is None else lp[at].tobytes())
                 recorded = digest.hexdigest()
             names.append(str(recorded))
         return names
 
     def record_ids(self) -> list[str]:
         """Unique names: `content_ids`, with `#2`, `#3`, ... for duplicates."""
-        seen: dict[str, int] = {}
+        names = self.content_ids()
+        taken, seen = set(names), dict[str, int]()
         out: list[str] = []
-        for name in self.content_ids():
-            seen[name] = seen.get(name, 0) + 1
-            out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        for name in names:
+            unique, number = name, seen.get(name, 0) + 1
+            while number > 1 and (unique := f"{name}#{number}") in taken:
+                number += 1  # a recorded id may itself be called "a#2"
+            seen[name] = number
+            taken.add(unique)
+            out.append(unique)
         return out
 
     def clusters(self) -> tuple[str, list[str]]:
@@ -143,7 +149,8 @@ class Rollouts:
 
     def _cluster_key(self, column: str, i: int) -> str:
         step = self.record("step", i)
-        if step is None and "policy_version" in self.tokens:
+        # the turns of one trajectory may come from several versions: a version would split what is dependent
+        if step is None and column == "group_id" and "policy_version" in self.tokens:
             at, version = self.sequence(i), self.tokens["policy_version"]
             known = np.flatnonzero(version.mask()[at] & self.drawn[at])
             step = f"v{int(version.values[at][known[0]])}" if len(known) else None
@@ -164,29 +171,26 @@ def take_lists(lists: Lists, rows: NDArray[Any]) -> Lists:
     return Lists(lists.values[flat], offsets, None if lists.valid is None else lists.valid[rows])
 
 
-def column_values(name: str, items: Sequence[Any]) -> Values:
-    """A flat column from Python values (None is null), in the contract's dtype."""
-    spec = schema.column(name)
-    assert spec is not None, name
-    valid = np.fromiter((x is not None for x in items), dtype=bool, count=len(items))
-    empty: Any = {"bool": False, "string": "", "json": None}.get(spec.dtype, 0)
-    filled = [empty if x is None else x for x in items]
-    if spec.dtype in ("string", "json"):
-        values = np.empty(len(items), dtype=object)
-        values[:] = filled
-    else:
-        values = _numeric(name, filled, spec.dtype)
-    return Values(values, None if bool(valid.all()) else valid)
+def _row_numbers(index: Iterable[int], n_rows: int) -> IntArray:
+    rows = np.asarray(index if isinstance(index, np.ndarray) else list(index))
+    if rows.dtype == bool:
+        _require_length("take", len(rows), n_rows, "sequences")
+        return np.flatnonzero(rows)
+    return rows.astype(np.int64)
 
 
-def _numeric(name: str, filled: Sequence[Any], dtype: str) -> NDArray[Any]:
-    try:
-        if dtype.startswith("int") and any(isinstance(x, float) and not x.is_integer() for x in filled):
-            raise ValueError("a fraction where whole numbers are wanted")
-        # JSON carries doubles: float columns are read at full precision, storage keeps what it is given
-        return np.asarray(filled, dtype=np.float64 if dtype == "float" else _NUMPY[dtype])
-    except (TypeError, ValueError, OverflowError) as err:
-        raise ContentError(f"column {name!r}: cannot be read as {dtype}: {err}") from err
+def _hashable(col: Values) -> NDArray[np.float64]:
+    """`[T]` with one bit pattern for every NaN and another for null: what stands under a null is not read."""
+    values = col.values.astype(np.float64)
+    values[np.isnan(values)] = np.nan
+    values.view(np.uint64)[~col.mask()] = 0xFFF8_0000_0000_0001
+    return values
+
+
+def scoring_extras(scoring: Scoring) -> tuple[tuple[str, Values], ...]:
+    """The token columns that a scoring has besides its log-probs, with their names."""
+    pairs = (("entropy", scoring.entropy), ("varentropy", scoring.varentropy))
+    return tuple((what, col) for what, col in pairs if col is not None)
 
 
 def concat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -197,22 +201,27 @@ def concat(parts: Sequence[Rollouts]) -> Rollouts:
         return parts[0]
     lengths = np.concatenate([p.lengths for p in parts])
     n_tok, n_rec = [p.n_tokens for p in parts], [len(p) for p in parts]
-    names = lambda get: dict.fromkeys(k for p in parts for k in get(p))  # noqa: E731
-    scorings = names(lambda p: p.scorings)
     return Rollouts(
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        {k: concat_values([p.tokens.get(k) for p in parts], n_tok, k) for k in names(lambda p: p.tokens)},
-        {k: concat_values([p.records.get(k) for p in parts], n_rec, k) for k in names(lambda p: p.records)},
-        {k: _concat_lists([p.lists.get(k) for p in parts], k, n_tok, n_rec) for k in names(lambda p: p.lists)},
-        {k: concat_scorings([p.scorings.get(k) for p in parts], n_tok) for k in scorings},
+        {k: concat_values([p.tokens.get(k) for p in parts], n_tok) for k in _names(p.tokens for p in parts)},
+        {k: concat_values([p.records.get(k) for p in parts], n_rec) for k in _names(p.records for p in parts)},
+        {k: _concat_lists([p.lists.get(k) for p in parts], k, n_tok, n_rec) for k in _names(p.lists for p in parts)},
+        {k: concat_scorings([p.scorings.get(k) for p in parts], n_tok) for k in _names(p.scorings for p in parts)},
     )
 
 
-def concat_values(parts: Sequence[Values | None], counts: Sequence[int], name: str = "") -> Values:
+def _names(columns: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All names, each once, in the order in which they are first seen."""
+    return list(dict.fromkeys(name for one in columns for name in one))
+
+
+def concat_values(parts: Sequence[Values | None], counts: Sequence[int]) -> Values:
     """One column; where a part is None, its `count` places are null."""
     model = next(p for p in parts if p is not None)
     filled = [
-        Values(np.full(n, None if model.values.dtype == object else 0, dtype=model.values.dtype), np.zeros(n, dtype=bool))
+        Values(
+            np.full(n, None if model.values.dtype == object else 0, dtype=model.values.dtype), np.zeros(n, dtype=bool)
+        )
         if p is None
         else p
         for p, n in zip(parts, counts, strict=True)
@@ -235,30 +244,41 @@ def _concat_lists(parts: Sequence[Lists | None], name: str, n_tok: Sequence[int]
 
 
 def concat_scorings(parts: Sequence[Scoring | None], counts: Sequence[int]) -> Scoring:
-    """One scoring of all tokens. Declarations must agree where both are given; a part that is None is unscored."""
+    """One scoring of all tokens; a part that is None is unscored.
+
+    `semantics` and `dtype` must agree where both are given, and stay undeclared if one part leaves them so. The
+    fingerprint keeps what all parts agree on; different scoring ids are joined by `+`.
+    """
     given = [p for p in parts if p is not None]
-
-    def joined(pick: Any) -> Values | None:
-        cols = [None if p is None else pick(p) for p in parts]
-        return None if all(c is None for c in cols) else concat_values(cols, counts)
-
-    def agreed(what: str) -> Any:
-        seen = {getattr(p, what) for p in given}
-        if len(seen) > 1 and what != "scoring_id":
-            raise ContentError(f"scorings differ in {what}: {sorted(map(str, seen))}; they cannot be joined into one")
-        return next(iter(seen)) if len(seen) == 1 else "+".join(sorted(map(str, seen)))
-
-    dist = [p.distributions for p in given]
-    whole = len(given) == len(parts) and all(d is not None for d in dist)
-    logprobs = joined(lambda p: p.logprobs)
-    assert logprobs is not None
+    dist = [p.distributions for p in given if p.distributions is not None]
     return Scoring(
-        logprobs,
-        joined(lambda p: p.entropy),
-        joined(lambda p: p.varentropy),
-        np.concatenate([d for d in dist if d is not None]) if whole else None,
-        agreed("semantics"),
-        agreed("dtype"),
-        given[0].fingerprint,
-        agreed("scoring_id"),
+        concat_values([None if p is None else p.logprobs for p in parts], counts),
+        _concat_optional([None if p is None else p.entropy for p in parts], counts),
+        _concat_optional([None if p is None else p.varentropy for p in parts], counts),
+        np.concatenate(dist) if len(dist) == len(parts) else None,
+        _agreed("semantics", [p.semantics for p in given]),
+        _agreed("dtype", [p.dtype for p in given]),
+        _common([p.fingerprint for p in given]),
+        _joined_ids([p.scoring_id for p in given]),
     )
+
+
+def _concat_optional(parts: Sequence[Values | None], counts: Sequence[int]) -> Values | None:
+    return None if all(p is None for p in parts) else concat_values(parts, counts)
+
+
+def _agreed(what: str, declared: Sequence[str | None]) -> str | None:
+    known = {x for x in declared if x is not None}
+    if len(known) > 1:
+        raise ContentError(f"scorings differ in {what}: {', '.join(sorted(known))}; they cannot be joined into one")
+    return None if None in declared else next(iter(known))
+
+
+def _common(fingerprints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = fingerprints
+    return {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+
+
+def _joined_ids(ids: Sequence[str | None]) -> str | None:
+    parts = dict.fromkeys(part for x in ids if x is not None for part in x.split("+"))
+    return "+".join(sorted(parts)) if parts else None

@@ -176,6 +176,31 @@ class Finding:
     ruled_out: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     advice: str = ""
+    #: `sums`: follows from the Sums, judged again with them; `run`: seen while running, kept when judged again
+    origin: Literal["sums", "run"] = "sums"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One bound, judged. `limit` is the one-sided 99% limit of the value on the side of the bound.
+
+    `smallest_seen`: the smallest true value that this data would have called drift nine times in ten. `would_decide`:
+    (tokens, clusters) at which the interval would fall on one side of the bound, were the value to stay.
+    """
+
+    metric: str
+    bound: float
+    when: str
+    outcome: Outcome
+    value: float | None
+    limit: float | None
+    n: int
+    effective_clusters: float
+    p_value: float | None = None
+    smallest_seen: float | None = None
+    would_decide: tuple[int, int] | None = None
+    why: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +213,6 @@ class Report:
     measurements: Mapping[str, Measurement]
     sums: Sums
     fingerprints: Mapping[str, Mapping[str, Any]]
+    gates: tuple[Gate, ...] = ()
     reply_length: int | None = None
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])

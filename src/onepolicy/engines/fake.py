@@ -20,11 +20,12 @@ import onepolicy
 from onepolicy.arrays import numeric_identity
 from onepolicy.engines import fake_faults
 from onepolicy.engines.base import SamplingParams, Switch, declared, digest_arrays
-from onepolicy.engines.fake_draw import Rules, Softmax
+from onepolicy.engines.fake_draw import Softmax, require_supported
 from onepolicy.engines.fake_faults import FAULTS
 from onepolicy.engines.fake_model import Model, weights
 from onepolicy.engines.fake_replies import Replies, chunks, contexts, draw_replies, drift_factor, uniforms
 from onepolicy.engines.fake_rounding import DTYPES, ORDERS
+from onepolicy.engines.semantics import GREEDY, Rules, common_semantics
 from onepolicy.errors import ContentError, EngineError, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts, column_values
 from onepolicy.schema import SEMANTICS
@@ -38,6 +39,7 @@ _DECLARED = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "logprob_semantics",
 )
 
 
@@ -87,7 +89,7 @@ class FakeEngine:
             **self.options,
             "kernels": {"matmul": ORDERS[self.options["order"]], "numeric": numeric_identity()},
             "weights_digest": self._digest,
-            "tokenizer_digest": hashlib.sha256(f"bytes, stop {self.stop_id}, chat role newline".encode()).hexdigest()[:16],
+            "tokenizer_digest": hashlib.sha256(f"bytes, stop {self.stop_id}".encode()).hexdigest()[:16],
             "vocab_size": self._vocab,
         }
 
@@ -101,7 +103,9 @@ class FakeEngine:
     def _bytes(self, text: str) -> list[int]:
         ids = list(text.encode())
         if ids and max(ids) >= self.stop_id:
-            raise EngineError(f"fake engine: byte {max(ids)} is not in a vocabulary of {self._vocab}; texts need vocab=256")
+            raise EngineError(
+                f"fake engine: byte {max(ids)} is outside a vocabulary of {self._vocab}; wanted vocab=256"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> list[str]:
@@ -112,13 +116,14 @@ class FakeEngine:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Rollouts:
         """Draws `params.samples` replies to each prompt; the scoring `sampler` covers the drawn tokens only.
 
-        Errors: `EngineError` for empty prompts, penalties and temperature 0 with log-probs other than raw;
-        `ContentError` for ids outside the vocabulary.
+        At temperature 0 the likeliest token is taken and the log-probs are those of temperature 1, as vLLM has it.
+
+        Errors: `EngineError` for empty prompts and penalties; `ContentError` for ids outside the vocabulary.
         """
-        given = asdict(params)
-        rules = Rules.of(given)
-        if not prompts or params.max_tokens < 1 or params.samples < 1:
-            raise EngineError("fake engine: wanted at least one prompt, max_tokens >= 1 and samples >= 1")
+        given = asdict(params) | {"logprob_semantics": self.options["logprobs"]}
+        drawn = fake_faults.drawing(require_supported(Rules.of_params(params)), self._fault)
+        if not prompts or params.max_tokens < 1 or params.samples < 1 or params.temperature < 0:
+            raise EngineError("fake engine: wanted a prompt, max_tokens >= 1, samples >= 1 and temperature >= 0")
         for i, prompt in enumerate(prompts):
             if not len(prompt):
                 raise EngineError(f"fake engine: prompt {i} is empty; wanted at least one token")
@@ -127,8 +132,8 @@ class FakeEngine:
         replies = draw_replies(
             self._model,
             rows,
-            fake_faults.drawing(rules, self._fault),
-            fake_faults.reporting(rules.reported(self.options["logprobs"]), self._fault),
+            drawn if params.temperature >= GREEDY else None,
+            fake_faults.reporting(Rules.of(given), self._fault),
             uniforms(rows, params.seed, params.max_tokens),
             -1 if params.ignore_eos else self.stop_id,
         )
@@ -150,7 +155,6 @@ class FakeEngine:
             "group_id": [str(i // samples) for i in range(n)],
             "sample_id": [str(i % samples) for i in range(n)],
             **{name: [given[name]] * n for name in _DECLARED},
-            "logprob_semantics": [self.options["logprobs"]] * n,
             "finish_reason": ["stop" if s else "length" for s in replies.stopped],
         }
         return Rollouts(
@@ -179,15 +183,12 @@ class FakeEngine:
             rules = fake_faults.reporting(rules, self._fault)
             for part in chunks(len(places)):
                 at = places[part]
-                softmax = Softmax(rules.apply(self._model.logits(context[at], position[at])), rules.truncates)
+                softmax = Softmax(self._model.logits(context[at], position[at]), rules)
                 columns[0][at] = softmax.logprobs(rollouts.token_ids[at])
                 columns[1][at], columns[2][at] = softmax.entropies()
                 if whole is not None:
                     whole[at] = softmax.all_logprobs()
-        semantics = {way["logprob_semantics"] for way in ways}
-        return self._scoring(
-            columns, position > 0, rollouts.drawn, semantics.pop() if len(semantics) == 1 else None, whole
-        )
+        return self._scoring(columns, position > 0, rollouts.drawn, common_semantics(ways), whole)
 
     def _scoring(
         self,
@@ -219,7 +220,7 @@ class FakeEngine:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as given. Errors: `UnknownName` for a name or choice we do not have, `UsageError` for a bad number."""
+    """The options as given. Errors: `UnknownName` for an unknown name or choice, `UsageError` for a bad number."""
     for name, value in options.items():
         if name not in FakeEngine.SWITCHES:
             raise UnknownName("switch of engine 'fake'", name, FakeEngine.SWITCHES)
@@ -249,8 +250,6 @@ def _by_rules(
     """The flat places to score, grouped by what is done to their logits."""
     groups: dict[Rules, list[int]] = {}
     for i, way in enumerate(ways):
-        raw = way["logprob_semantics"] == "raw"
-        rules = Rules() if raw else Rules.of(way).reported(way["logprob_semantics"])
-        groups.setdefault(rules, []).append(i)
+        groups.setdefault(require_supported(Rules.of(way)), []).append(i)
     owner = np.repeat(np.arange(len(ways)), rollouts.lengths)
     return [(rules, np.flatnonzero(np.isin(owner, rows) & scored)) for rules, rows in groups.items()]

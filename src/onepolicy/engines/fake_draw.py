@@ -1,72 +1,42 @@
-"""From logits to a distribution: the sampling rules, and what is read off (log-probs, entropy, a draw)."""
+"""From logits to a distribution in numpy: the declared rules, and what is read off (log-probs, entropy, a draw)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onepolicy.engines.semantics import Rules
 from onepolicy.errors import EngineError
 
 Array = NDArray[np.floating]
 
-_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+def require_supported(rules: Rules) -> Rules:
+    """The rules themselves. Errors: `EngineError` for penalties, and for values that nothing can be drawn with."""
+    if rules.penalised:
+        raise EngineError(f"fake engine: penalties are not implemented; got {rules}, wanted 1, 0 and 0 (off)")
+    if not (0 < rules.temperature < np.inf and 0 < rules.top_p <= 1 and 0 <= rules.min_p < 1):
+        raise EngineError(f"fake engine: got {rules}, wanted temperature >= 0, 0 < top_p <= 1, 0 <= min_p < 1")
+    return rules
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What is done to the logits before the softmax, in vLLM's order: temperature, min-p, top-k, top-p."""
+def process(logits: Array, rules: Rules) -> Array:
+    """`[N, V]` logits after temperature, min_p, top_k and top_p, -inf where a token is not kept.
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    Ties at the k-th place are all kept.
+    """
+    z = logits if rules.temperature == 1 else logits / logits.dtype.type(rules.temperature)
+    if rules.min_p > 0:
+        z = _keep(z, z >= z.max(axis=-1, keepdims=True) + np.log(rules.min_p))
+    if 0 < rules.top_k < z.shape[-1]:
+        z = _keep(z, z >= np.partition(z, -rules.top_k, axis=-1)[:, -rules.top_k, None])
+    return _nucleus(z, rules.top_p) if rules.top_p < 1 else z
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Rules:
-        """Errors: `EngineError` for a penalty, or for a value that no engine could sample with."""
-        for name, neutral in _PENALTIES.items():
-            if given[name] != neutral:
-                raise EngineError(f"fake engine: {name}={given[name]} is not implemented; wanted {neutral} (off)")
-        rules = cls(float(given["temperature"]), float(given["top_p"]), int(given["top_k"]), float(given["min_p"]))
-        if not (0 <= rules.temperature < np.inf and 0 < rules.top_p <= 1 and rules.top_k >= -1 and 0 <= rules.min_p < 1):
-            raise EngineError(f"fake engine: {rules}; wanted temperature >= 0, 0 < top_p <= 1, top_k >= -1, 0 <= min_p < 1")
-        return rules
 
-    def reported(self, semantics: str) -> Rules:
-        """The rules that a log-prob of these semantics has been through.
-
-        Errors: `EngineError` at temperature 0, where only raw log-probs are defined.
-        """
-        if semantics == "raw":
-            return Rules()
-        if self.temperature == 0:
-            raise EngineError(f"fake engine: temperature 0 has no {semantics} distribution; use logprobs=raw")
-        return self if semantics == "processed" else Rules(temperature=self.temperature)
-
-    def hotter(self, factor: float) -> Rules:
-        return replace(self, temperature=self.temperature * factor)
-
-    @property
-    def truncates(self) -> bool:
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-
-    def apply(self, logits: Array) -> Array:
-        """`[N, V]` logits, -inf where a token is not kept. At temperature 0 all but the first largest are dropped."""
-        if self.temperature == 0:
-            best = np.full_like(logits, -np.inf)
-            best[np.arange(len(logits)), logits.argmax(axis=-1)] = 0
-            return best
-        z = logits if self.temperature == 1 else logits / logits.dtype.type(self.temperature)
-        if self.min_p > 0:
-            z = np.where(z >= z.max(axis=-1, keepdims=True) + np.log(self.min_p), z, -np.inf).astype(z.dtype)
-        if 0 < self.top_k < z.shape[-1]:
-            least = np.partition(z, -self.top_k, axis=-1)[:, -self.top_k, None]
-            z = np.where(z >= least, z, -np.inf).astype(z.dtype)
-        return _nucleus(z, self.top_p) if self.top_p < 1 else z
+def _keep(z: Array, kept: NDArray[np.bool_]) -> Array:
+    return np.where(kept, z, z.dtype.type(-np.inf))
 
 
 def _nucleus(z: Array, mass: float) -> Array:
@@ -79,18 +49,19 @@ def _nucleus(z: Array, mass: float) -> Array:
     kept[:, 0] = True
     keep = np.zeros_like(kept)
     np.put_along_axis(keep, order, kept, axis=-1)
-    return np.where(keep, z, -np.inf).astype(z.dtype)
+    return _keep(z, keep)
 
 
 class Softmax:
-    """The distribution of `[N, V]` logits, in their own precision (float32 as on real engines, or float64)."""
+    """The distribution of `[N, V]` logits by the rules, in their precision (float32 as on real engines, or float64)."""
 
-    def __init__(self, logits: Array, truncated: bool = False) -> None:
+    def __init__(self, logits: Array, rules: Rules) -> None:
+        logits = process(logits, rules)
         self._shifted = logits - logits.max(axis=-1, keepdims=True)
         self._weight = np.exp(self._shifted)
         self._total = self._weight.sum(axis=-1)
         self._log_total = np.log(self._total)
-        self._truncated = truncated
+        self._truncated = rules.truncated
 
     def logprobs(self, ids: NDArray[Any]) -> Array:
         """`[N]` log-probs of one id a row, nats."""

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onepolicy.engines.fake_draw import Rules
 from onepolicy.engines.fake_model import Tampering
 from onepolicy.engines.fake_rounding import round_to
+from onepolicy.engines.semantics import Rules
 from onepolicy.types import BoolArray
 
 #: Where a fault acts. `weights` and `forward`: the model itself, so draws and reports agree with each other. `draw`:
@@ -59,20 +59,20 @@ def moved(checkpoint: dict[str, NDArray[np.float32]], fault: str, seed: int) -> 
     if fault != "stale":
         return checkpoint
     rng = np.random.default_rng([0x57A1E, seed])
-    step = lambda w: (w + 0.02 * w.std() * rng.normal(size=w.shape)).astype(np.float32)  # noqa: E731
+    step = lambda w: (w + 0.02 * w.std() * rng.normal(size=w.shape)).astype(np.float32)
     return {name: round_to(step(w), "bfloat16") for name, w in checkpoint.items()}
 
 
 def drawing(rules: Rules, fault: str) -> Rules:
     """The rules that tokens are really drawn by."""
     if fault == "drawn_at_0.7":
-        return rules.hotter(0.7)
+        return replace(rules, temperature=0.7 * rules.temperature)
     return replace(rules, top_p=min(rules.top_p, 0.9)) if fault == "drawn_top_p_0.9" else rules
 
 
 def reporting(rules: Rules, fault: str) -> Rules:
     """The rules that reported numbers have really been through."""
-    return rules.hotter(0.7) if fault == "temperature" else rules
+    return replace(rules, temperature=0.7 * rules.temperature) if fault == "temperature" else rules
 
 
 def spoil(

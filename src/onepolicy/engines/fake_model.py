@@ -81,7 +81,7 @@ class Model:
         self._tampering = tampering or Tampering()
 
     def logits(self, context: Ids, position: NDArray[np.int64]) -> Array:
-        """`[N, V]` logits. `context`: `[N, WINDOW]`, the nearest token first, `V` before the text; `position`: `[N]`."""
+        """`[N, V]` logits. `context`: `[N, WINDOW]`, nearest token first, `V` before the text. `position`: `[N]`."""
         n = len(context)
         pad = -n % TILE
         if pad:
@@ -122,5 +122,3 @@ class Model:
 
     def _round(self, x: Array) -> Array:
         return round_in_place(np.asarray(x, dtype=self._carrier), self.dtype)
-
-

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onepolicy.engines.fake_draw import Array, Rules, Softmax
+from onepolicy.engines.fake_draw import Array, Softmax
 from onepolicy.engines.fake_model import CHUNK, WINDOW, Ids, Model, weights
+from onepolicy.engines.semantics import Rules
 from onepolicy.errors import EngineError
 from onepolicy.types import IntArray
 
@@ -49,11 +50,16 @@ def uniforms(prompts: Sequence[Sequence[int]], seed: int, steps: int) -> NDArray
 
 
 def draw_replies(
-    model: Model, prompts: Sequence[Sequence[int]], drawn: Rules, reported: Rules, uniform: NDArray[np.float64], stop: int
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    drawn: Rules | None,
+    reported: Rules,
+    uniform: NDArray[np.float64],
+    stop: int,
 ) -> Replies:
     """A reply to each prompt, one token of all of them at a time; `uniform` `[S, max_tokens]`, `stop` -1 for no stop.
 
-    Tokens are drawn by the rules `drawn`, their log-probs are those of the rules `reported`.
+    Tokens are drawn by the rules `drawn` (None takes the likeliest), their log-probs are those of the rules `reported`.
     """
     n, steps = uniform.shape
     kind = np.float64 if model.dtype == "float64" else np.float32
@@ -84,11 +90,19 @@ def draw_replies(
 
 
 def _draw(
-    out: Replies, rows: IntArray, step: int, logits: Array, drawn: Rules, reported: Rules, uniform: NDArray[np.float64]
+    out: Replies,
+    rows: IntArray,
+    step: int,
+    logits: Array,
+    drawn: Rules | None,
+    reported: Rules,
+    uniform: NDArray[np.float64],
 ) -> Ids:
-    report = Softmax(reported.apply(logits), reported.truncates)
-    source = report if drawn == reported else Softmax(drawn.apply(logits))
-    token = source.draw(uniform[rows, step])
+    report = Softmax(logits, reported)
+    if drawn is None:
+        token = logits.argmax(axis=-1).astype(np.int32)
+    else:
+        token = (report if drawn == reported else Softmax(logits, drawn)).draw(uniform[rows, step])
     out.ids[rows, step] = token
     out.logprobs[rows, step] = report.logprobs(token)
     out.entropy[rows, step], out.varentropy[rows, step] = report.entropies()
@@ -119,16 +133,16 @@ def drift_factor(seed: int, vocab: int, hidden: int, drift: float) -> float:
     context, position, token = context[reply], position[reply], ids.ravel()[reply]
     logits = np.concatenate([clean.logits(context[p], position[p]) for p in chunks(len(token))])
     push = np.concatenate([moved.logits(context[p], position[p]) for p in chunks(len(token))]) - logits
-    base = Softmax(logits).logprobs(token)
+    base = Softmax(logits, Rules()).logprobs(token)
 
     def rms(factor: float) -> float:
-        log_ratio = Softmax(logits + np.float32(factor) * push).logprobs(token) - base
+        log_ratio = Softmax(logits + np.float32(factor) * push, Rules()).logprobs(token) - base
         return float(np.sqrt(np.mean(np.square(log_ratio, dtype=np.float64))))
 
     return _solve(rms, drift)
 
 
-def _solve(rms, drift: float) -> float:  # noqa: ANN001
+def _solve(rms: Callable[[float], float], drift: float) -> float:
     """The factor at which the rising function `rms` is `drift`, to 0.1%."""
     factor, got = drift, 0.0
     for _ in range(40):

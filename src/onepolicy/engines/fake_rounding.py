@@ -37,17 +37,15 @@ def round_to(x: NDArray[Any], dtype: str) -> NDArray[Any]:
 
     Returns float64 for `float64`, else float32 that holds only values of the dtype. Float64 input is rounded once.
     """
-    if dtype == "float64":
-        return np.asarray(x, dtype=np.float64)
     x = np.asarray(x)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if dtype == "float32":
-            return x.astype(np.float32)
+        if dtype in ("float64", "float32"):
+            return x.astype(dtype)
         if dtype == "float16":
             return x.astype(np.float16).astype(np.float32)
-        narrow = _to_odd(x) if x.dtype == np.float64 else x.astype(np.float32)
-        out = round_in_place(np.atleast_1d(narrow), dtype)
-        return np.where(np.isnan(narrow), np.float32(np.nan), out.reshape(narrow.shape))
+        narrow = np.atleast_1d(_to_odd(x) if x.dtype == np.float64 else x.astype(np.float32))
+        nan = np.isnan(narrow)  # its bits do not survive a carry
+        return np.where(nan, np.float32(np.nan), round_in_place(narrow, dtype)).reshape(x.shape)
 
 
 def _to_odd(x: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -58,16 +56,20 @@ def _to_odd(x: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def round_in_place(x: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """`round_to` for a finite array that the caller owns, as fast as numpy can. float32 and float64 stay as they are."""
+    """`round_to` for a finite, contiguous array that the caller owns, as fast as numpy can; the sign of 0 may go.
+
+    float32 and float64 stay as they are.
+    """
     if dtype == "bfloat16":
         _keep_bits(x.view(np.uint32), 16, _BF16_MASK)
     elif dtype == "float16":
-        size = np.abs(x)
-        small = size < _FP16_LEAST_NORMAL
-        tiny = np.copysign((x + _FP16_SHIFT) - _FP16_SHIFT, x)
-        _keep_bits(x.view(np.uint32), 13, _FP16_MASK)
-        np.copyto(x, tiny, where=small)
-        np.copyto(x, np.copysign(np.float32(np.inf), x), where=np.abs(x) > _FP16_LIMIT)
+        flat, size = x.reshape(-1), np.abs(x).reshape(-1)
+        small = np.flatnonzero(size < _FP16_LEAST_NORMAL)
+        tiny = (flat[small] + _FP16_SHIFT) - _FP16_SHIFT
+        _keep_bits(flat.view(np.uint32), 13, _FP16_MASK)
+        flat[small] = tiny
+        if size.max(initial=0) > _FP16_LIMIT:
+            np.copyto(flat, np.copysign(np.float32(np.inf), flat), where=np.abs(flat) > _FP16_LIMIT)
     return x
 
 

@@ -124,6 +124,7 @@ def test_generation_stops_at_the_end_of_a_turn_or_text(tokenizer):
     assert sorted(tokenizer.convert_ids_to_tokens(stops)) == ["<|endoftext|>", "<|im_end|>"]
 
 
+@pytest.mark.engines
 def test_long_inputs_work(lab):
     model, _ = lab.load(DIRECTORY)
     with torch.inference_mode():
@@ -131,14 +132,17 @@ def test_long_inputs_work(lab):
     assert logits.shape[1] == 2048 and torch.isfinite(logits).all()
 
 
+@pytest.mark.engines
 def test_many_sampled_tokens_are_near_certain(sampled):
     assert (sampled > 0.95).mean() >= 0.2, (sampled > 0.95).mean()
 
 
+@pytest.mark.engines
 def test_many_sampled_tokens_are_uncertain(sampled):
     assert (sampled < 0.3).mean() >= 0.2, (sampled < 0.3).mean()
 
 
+@pytest.mark.engines
 def test_replies_differ_in_length_and_some_stop(lab, tokenizer):
     model, _ = lab.load(DIRECTORY)
     prompts = lab.held_out_prompts(tokenizer, 32)[16:]

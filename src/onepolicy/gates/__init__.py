@@ -1,0 +1,15 @@
+"""The gates: bounds as data, each with its source and date, and the procedure that judges them.
+
+To add a bound: one `[[bound]]` table in a preset's TOML. To add a preset: one file and one line here.
+"""
+
+from __future__ import annotations
+
+#: name -> file in `presets/`
+PRESETS: dict[str, str] = {
+    "bitwise": "bitwise.toml",
+    "strict": "strict.toml",
+    "fp32": "fp32.toml",
+    "fp16": "fp16.toml",
+    "bf16": "bf16.toml",
+}
