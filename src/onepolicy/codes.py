@@ -167,6 +167,7 @@ def page(code: str) -> str:
 
 
 def by_rank(findings: list[Finding]) -> list[Finding]:
-    """In the order of suspicion: rank first, then severity, then as given."""
+    """In the order of suspicion: by rank, a failure before a warning; notes that change nothing come last."""
     order: Mapping[Severity, int] = {_FAIL: 0, _WARN: 1, _INFO: 2}
-    return sorted(findings, key=lambda f: (CODES[f.code].rank, order[f.severity]))
+    is_note = lambda f: f.severity is _INFO and f.outcome is _PASS
+    return sorted(findings, key=lambda f: (is_note(f), CODES[f.code].rank, order[f.severity]))

@@ -17,81 +17,22 @@ given is `position >= prompt_length`; without that either, nothing is drawn. It 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onepolicy import schema
+from onepolicy.declared import Header, declarations, scorings_of
 from onepolicy.errors import ContentError, UnknownName
 from onepolicy.rollouts import Rollouts, scoring_extras
-from onepolicy.types import BoolArray, IntArray, Lists, Scoring, Values
+from onepolicy.types import BoolArray, IntArray, Lists, Values
 from onepolicy.values import BadValue, quoted, typed_values
 
 Record = Mapping[str, Any]
+FIRST_IS_NULL = "token 0 has no context: a value stands at the index of its own token"
 #: Keys of a record that speak of the whole file.
 HEADER_KEYS = ("scorings", "float32")
-#: What is declared of a scoring.
-DECLARED = ("semantics", "dtype", "fingerprint", "scoring_id")
-
-
-@dataclass(slots=True)
-class Header:
-    """What a file declares beside its columns, gathered as its records are read."""
-
-    scorings: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    float32: set[str] = field(default_factory=set[str])
-
-    def add(self, declared: Any) -> None:
-        """Merges one `scorings` mapping. Errors: `ContentError` for a wrong shape or a contradiction."""
-        for name, said in _mapping("scorings", declared).items():
-            known = self.scorings.setdefault(name, {})
-            for key, value in _mapping(f"scorings.{name}", said).items():
-                if known.setdefault(key, _declaration(f"scorings.{name}.{key}", key, value)) != value:
-                    raise ContentError(
-                        f"scorings.{name}.{key}: got {quoted(value)}, but it was {quoted(known[key])} before; "
-                        "one file holds one scoring of a name"
-                    )
-
-    def scoring(self, name: str, columns: Mapping[str, Values], n_tokens: int) -> Scoring:
-        """The scoring of that name from its columns (`logprobs`, ...); no log-probs are all null."""
-        said = self.scorings.get(name, {})
-        unscored = Values(np.zeros(n_tokens), np.zeros(n_tokens, dtype=bool))
-        return Scoring(
-            columns.get("logprobs", unscored),
-            columns.get("entropy"),
-            columns.get("varentropy"),
-            None,
-            said.get("semantics"),
-            said.get("dtype"),
-            said.get("fingerprint") or {},
-            said.get("scoring_id"),
-        )
-
-
-def _mapping(what: str, x: Any) -> dict[str, Any]:
-    if not isinstance(x, Mapping):
-        raise ContentError(f"{what}: got {quoted(cast(object, x))}, wanted an object")
-    return {str(k): v for k, v in cast(Mapping[Any, Any], x).items()}
-
-
-def _declaration(what: str, key: str, value: Any) -> Any:
-    if key not in DECLARED:
-        raise ContentError(f"{what}: {UnknownName('declaration', key, DECLARED)}")
-    if value is not None and not isinstance(value, Mapping if key == "fingerprint" else str):
-        raise ContentError(f"{what}: got {quoted(value)}, wanted {'an object' if key == 'fingerprint' else 'text'}")
-    if key == "semantics" and value not in (None, *schema.SEMANTICS):
-        raise ContentError(f"{what}: got {quoted(value)}, wanted one of {', '.join(schema.SEMANTICS)}")
-    return value
-
-
-def declarations(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
-    """`{name: {semantics, dtype, fingerprint, scoring_id}}`, what `Header.add` reads."""
-    return {
-        name: {key: dict(s.fingerprint) if key == "fingerprint" else getattr(s, key) for key in DECLARED}
-        for name, s in rollouts.scorings.items()
-    }
 
 
 # reading
@@ -127,16 +68,6 @@ def from_records(
     )
 
 
-def scorings_of(columns: Mapping[str, Values], header: Header, n_tokens: int) -> dict[str, Scoring]:
-    """The scorings that the header declares or that have a column, in that order."""
-    parts: dict[str, dict[str, Values]] = {name: {} for name in header.scorings}
-    for name, col in columns.items():
-        split = schema.scoring_column(name)
-        if split:
-            parts.setdefault(split[0], {})[split[1]] = col
-    return {name: header.scoring(name, cols, n_tokens) for name, cols in parts.items()}
-
-
 def refuse_unknown(names: Iterable[Any]) -> None:
     """Errors: `ContentError` for a name that is neither a column nor the user's own (`x_...`)."""
     for name in names:
@@ -167,8 +98,7 @@ def settled_drawn(given: Values | None, prompt_length: Values | None, offsets: I
 
 def _labels(rows: Sequence[Any], places: Sequence[str] | None) -> Callable[[int], str]:
     def where(i: int) -> str:
-        row = cast(Record, rows[i]) if isinstance(rows[i], Mapping) else {}
-        recorded = row.get("record_id")
+        recorded: Any = cast(Record, rows[i]).get("record_id") if isinstance(rows[i], Mapping) else None
         place = f"record {i + 1}" if places is None else places[i]
         return place if recorded is None else f"{place}: record {quoted(recorded)}"
 
@@ -254,7 +184,20 @@ def _token_column(name: str, rows: Sequence[Record], offsets: IntArray, where: C
     col = _located(name, flat, spec.dtype, offsets, where)
     if name == "token_ids" and col.valid is not None:
         _refuse_null(name, ~col.valid, offsets, where)
+    if schema.scoring_column(name):
+        _refuse_first(name, col, offsets, where)
     return col
+
+
+def _refuse_first(name: str, col: Values, offsets: IntArray, where: Callable[[int], str]) -> None:
+    """The first token has no context, so a value there means that the column is shifted or filled."""
+    rows = np.flatnonzero(np.diff(offsets))
+    bad = rows[col.mask()[offsets[rows]]]
+    if len(bad):
+        got = quoted(col.values[offsets[bad[0]]].item())
+        raise ContentError(
+            f"{where(int(bad[0]))}: column {name!r}, position 0: got {got}, wanted null; {FIRST_IS_NULL}"
+        )
 
 
 def _located(

@@ -191,7 +191,7 @@ def _add_rows(out: Sums, key: str, sums: SegmentSums, clusters: _Clusters) -> No
 
 def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
     """How many tokens there are, and in which state each side's values are: nothing is left out uncounted."""
-    n = lambda mask: int(np.count_nonzero(mask))  # noqa: E731
+    n = lambda mask: int(np.count_nonzero(mask))
     counts = {
         "tokens": len(pairs.token_ids),
         "sequences": len(pairs),
@@ -268,7 +268,7 @@ def _worst_tokens(pairs: LogprobPairs, size: FloatArray) -> list[Place]:
 
 def _place(pairs: LogprobPairs, i: int, key: float) -> Place:
     s = int(np.searchsorted(pairs.offsets, i, side="right")) - 1
-    text = lambda x, valid: repr(float(x[i])) if valid[i] else "null"  # noqa: E731
+    text = lambda x, valid: repr(float(x[i])) if valid[i] else "null"
     return Place(
         key,
         pairs.record_ids[s],

@@ -90,7 +90,7 @@ class Scoring:
 
     def take(self, index: NDArray[Any]) -> Scoring:
         """The scoring of the tokens at `index`."""
-        pick = lambda v: None if v is None else v.take(index)  # noqa: E731
+        pick = lambda v: None if v is None else v.take(index)
         dist = None if self.distributions is None else self.distributions[index]
         return Scoring(
             self.logprobs.take(index),

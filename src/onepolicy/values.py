@@ -37,6 +37,7 @@ class BadValue(ContentError):
 
 def quoted(x: object, limit: int = 60) -> str:
     """`x` as shown in a message: on one line, cut to about `limit` characters."""
+    x = _plain(x)
     text = repr(x) if not isinstance(x, (str, bytes)) or len(x) <= limit else repr(x[:limit])[:-1] + "..."
     text = " ".join(text.split())
     return text if len(text) <= limit + 10 else text[:limit] + "..."

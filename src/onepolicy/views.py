@@ -142,7 +142,7 @@ def uses_masks(pairs: LogprobPairs, view: str) -> dict[str, BoolArray]:
 
 def select_tokens(pairs: LogprobPairs, uses: str, mask: BoolArray, exact: dict[str, Any] | None = None) -> Tokens:
     """The tokens under `mask`, as contiguous float64 copies: `exp` of a strided view differs in the last bit."""
-    pick = lambda x: np.ascontiguousarray(x[mask], dtype=np.float64)  # noqa: E731
+    pick = lambda x: np.ascontiguousarray(x[mask], dtype=np.float64)
     more: dict[str, Any] = {}
     if uses.startswith("surprisal_"):
         side = uses[-1]

@@ -11,7 +11,7 @@ import platform
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +39,21 @@ class HfEngine:
     for one that cannot be loaded completely.
     """
 
-    NAME, SAMPLES, SCORES, HEAVY = "hf", True, True, True
-    ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    SWITCHES = {
+    NAME: ClassVar[str] = "hf"
+    SAMPLES: ClassVar[bool] = True
+    SCORES: ClassVar[bool] = True
+    HEAVY: ClassVar[bool] = True
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    SWITCHES: ClassVar[Mapping[str, Switch]] = {
         "dtype": Switch(str, "bfloat16", "precision of weights and activations", DTYPES),
         "batch_size": Switch(int, 8, "sequences in one forward (fewer when their logits would pass 4 GiB)"),
         "padding_side": Switch(str, "right", "where shorter sequences of a batch are filled up", ("right", "left")),
         "attention": Switch(str, "sdpa", "kernel", ("sdpa", "eager", "flash_attention_2", "flex_attention")),
-        "path": Switch(str, "prefill", "whole sequences at once, or forced through the KV cache", ("prefill", "decode")),
+        "path": Switch(str, "prefill", "whole sequences, or forced through the KV cache", ("prefill", "decode")),
         "threads": Switch(int, 0, "CPU threads; 0 leaves torch's own number"),
         "device": Switch(str, "auto", "torch device; auto is cuda where there is one, else cpu"),
     }
@@ -56,6 +63,7 @@ class HfEngine:
         if self._options["batch_size"] < 1 or self._options["threads"] < 0:
             raise UsageError(f"engine hf:{target}: batch_size must be at least 1 and threads at least 0")
         self._directory = model_files.model_directory(target, self.NAME)
+        self._model: Any
         self._torch, self._model = _load(self._directory, self._options)
         self._texts, self._stops = Texts(self._directory), stop_ids(self._directory)
         self._facts = model_files.model_facts(self._directory)
@@ -198,7 +206,8 @@ class _Columns:
         if vocab is not None and n * vocab * 8 > _DISTRIBUTION_BYTES:
             raise EngineError(
                 f"full distributions of {n} tokens x {vocab} ids take {n * vocab * 8 / 2**30:.1f} GiB, the limit is "
-                f"{_DISTRIBUTION_BYTES / 2**30:.0f} GiB; ask for at most {_DISTRIBUTION_BYTES // (vocab * 8)} tokens at once"
+                f"{_DISTRIBUTION_BYTES / 2**30:.0f} GiB; ask for at most "
+                f"{_DISTRIBUTION_BYTES // (vocab * 8)} tokens at once"
             )
         self.logprobs, self.entropy, self.varentropy = (np.zeros(n, dtype=np.float32) for _ in range(3))
         self.valid = np.ones(n, dtype=bool)
@@ -218,7 +227,7 @@ def _load(directory: Path, options: Mapping[str, Any]) -> tuple[Any, Any]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(directory),
             dtype=getattr(torch, options["dtype"]),
             attn_implementation=options["attention"],
@@ -227,6 +236,7 @@ def _load(directory: Path, options: Mapping[str, Any]) -> tuple[Any, Any]:
             trust_remote_code=False,
             output_loading_info=True,
         )
+        model, info = loaded
         model = model.eval().to(device)
     except Exception as err:
         first = (str(err).strip().splitlines() or ["no message"])[0]

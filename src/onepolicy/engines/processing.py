@@ -65,7 +65,7 @@ def process(logits: Any, rules: Rules, context: Context, first: int) -> Any:
 
 
 def _penalise(logits: Any, rules: Rules, context: Context, t: int) -> None:
-    """Repetition: every token before t, positive logits divided, others multiplied. Frequency and presence: drawn ones."""
+    """Repetition: all tokens before t, positive logits divided, others multiplied; the other two: drawn tokens."""
     import torch
 
     seen = torch.from_numpy(np.unique(context.ids[:t]).astype(np.int64)).to(logits.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onepolicy.engines.base import SamplingParams, declared
@@ -59,8 +59,7 @@ class Rules:
     @classmethod
     def of_params(cls, params: SamplingParams) -> Rules:
         """The rules by which an engine draws with these parameters."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-        return cls.of({"logprob_semantics": "processed", **{n: getattr(params, n) for n in names}})
+        return cls.of({"logprob_semantics": "processed", **{f.name: getattr(params, f.name) for f in fields(cls)}})
 
     @property
     def penalised(self) -> bool:

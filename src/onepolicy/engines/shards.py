@@ -50,13 +50,15 @@ def score_shards(
     """
     if not engine.SCORES:
         raise UsageError(f"engine {engine.NAME!r} does not score given tokens; use it as the sampler")
+    scoring_id = None
     for at in shard_slices(rollouts.lengths, max_tokens, max_sequences):
         part = rollouts.take(range(at.start, at.stop))
         scoring = engine.score(part, distributions=distributions)
+        scoring_id = scoring_id or scoring.scoring_id  # the shards are one scoring
         if len(scoring.logprobs.values) != part.n_tokens:
             got = len(scoring.logprobs.values)
             raise EngineError(f"engine {engine.NAME!r}: got {got} log-probs for {part.n_tokens} tokens")
-        yield at, scoring
+        yield at, replace(scoring, scoring_id=scoring_id)
         if progress:
             progress(at.stop, len(rollouts))
 
@@ -79,13 +81,16 @@ def sample_shards(
     """
     if not engine.SAMPLES:
         raise UsageError(f"engine {engine.NAME!r} does not draw tokens; use it as the scorer")
-    each = params.samples
+    each, scoring_id = params.samples, None
     costs = [(len(p) + params.max_tokens) * each for p in prompts]
     for at in shard_slices(costs, max_tokens, max(1, max_sequences // each)):
         part = engine.sample(prompts[at], replace(params, seed=params.seed + at.start * each))
         if len(part) != (at.stop - at.start) * each:
             wanted = (at.stop - at.start) * each
             raise EngineError(f"engine {engine.NAME!r}: got {len(part)} replies, wanted {wanted}")
+        drawn = part.scorings["sampler"]
+        scoring_id = scoring_id or drawn.scoring_id
+        part = part.with_scoring("sampler", replace(drawn, scoring_id=scoring_id))
         groups = [str(i) for i in range(at.start, at.stop) for _ in range(each)]
         samples = [str(k) for _ in range(at.start, at.stop) for k in range(each)]
         named = {"group_id": column_values("group_id", groups), "sample_id": column_values("sample_id", samples)}

@@ -32,7 +32,7 @@ class Texts:
         if isinstance(prompt, str):
             return list(self._tokenizer(prompt)["input_ids"])
         if not getattr(self._tokenizer, "chat_template", None):
-            raise UsageError(f"prompt {i} is chat messages, but {self._directory} has no chat template; give plain texts")
+            raise UsageError(f"prompt {i} is chat messages, but {self._directory} has no chat template")
         try:
             ids = self._tokenizer.apply_chat_template(
                 prompt, tokenize=True, add_generation_prompt=True, return_dict=False

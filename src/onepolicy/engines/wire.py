@@ -40,7 +40,7 @@ def pack(message: Any) -> list[Any]:
     kinds = [[a.dtype.str, list(a.shape)] for a in arrays]
     header = json.dumps({"body": body, "arrays": kinds}).encode()
     payload = sum(a.nbytes for a in arrays)
-    return [_PREFIX.pack(len(header), payload) + header, *(memoryview(a.reshape(-1).view(np.uint8)) for a in arrays)]
+    return [_PREFIX.pack(len(header), payload) + header, *(a.reshape(-1).view(np.uint8).data for a in arrays)]
 
 
 def unpack(read: Callable[[int], bytearray]) -> Any:

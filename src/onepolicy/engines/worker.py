@@ -7,8 +7,10 @@ Work is sent shard by shard, so what was scored before a death is kept: see `sha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +28,7 @@ from onepolicy.engines import wire
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.shards import shard_slices
 from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError
-from onepolicy.rollouts import Rollouts, concat, concat_scorings
+from onepolicy.rollouts import Rollouts, concat_scorings
 from onepolicy.types import Scoring
 
 _TICK = 0.2  # seconds between looks at the child while waiting
@@ -89,11 +92,10 @@ class WorkerEngine:
 
     def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
         """As the engine's own, sent in shards so that the time limit is one shard's."""
-        parts = [rollouts.take(range(at.start, at.stop)) for at in shard_slices(rollouts.lengths)]
-        if len(parts) <= 1:
-            return self._ask("score", rollouts=_bare(rollouts), distributions=distributions)
-        done = [self._ask("score", rollouts=_bare(part), distributions=distributions) for part in parts]
-        return concat_scorings(done, [part.n_tokens for part in parts])
+        parts = [rollouts.take(range(at.start, at.stop)) for at in shard_slices(rollouts.lengths)] or [rollouts]
+        done: list[Scoring] = [self._ask("score", rollouts=_bare(p), distributions=distributions) for p in parts]
+        same = [replace(scoring, scoring_id=done[0].scoring_id) for scoring in done]
+        return concat_scorings(same, [p.n_tokens for p in parts])
 
     def close(self) -> None:
         """Lets an idle engine close itself, then kills its process group. Safe to call twice."""
@@ -119,7 +121,9 @@ class WorkerEngine:
         self._link.close()
         # the leader is not reaped yet, so its group id cannot belong to anybody else
         _signal_group(process.pid)
-        return process.wait()
+        code = process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return code
 
     @property
     def pid(self) -> int | None:
@@ -130,7 +134,8 @@ class WorkerEngine:
 
     def _start(self, environment: dict[str, str]) -> None:
         self._link, theirs = socket.socketpair()
-        env = {**environment, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        self._scratch = tempfile.mkdtemp(prefix="onepolicy-")  # sockets and files that a killed engine leaves behind
+        env = {**environment, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch}
         if self._python == sys.executable:
             roots = [str(Path(onepolicy.__file__).parents[1]), env.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(r for r in roots if r)
@@ -228,13 +233,12 @@ class WorkerEngine:
         ended = self._ended()
         code = self.kill()
         how = _how(code) if ended else "closed its connection"
-        raise EngineDied(f"{self._what}: its process {how} during {op}; last log line: {self._last_line()}; see {self.log}")
+        raise EngineDied(f"{self._what}: its process {how} during {op}; {self._log_line()}")
 
     def _late(self, op: str, limit: float) -> NoReturn:
         self.kill()
         raise EngineTimeout(
-            f"{self._what}: no answer to {op} within {limit:g} s, so it was killed; last log line: {self._last_line()}; "
-            f"see {self.log}, or allow more time"
+            f"{self._what}: no answer to {op} within {limit:g} s, so it was killed; allow more time, or {self._log_line()}"
         )
 
     def _error(self, error: Mapping[str, Any]) -> OnepolicyError:
@@ -250,15 +254,18 @@ class WorkerEngine:
             setattr(out, name, value)
         return out
 
+    def _log_line(self) -> str:
+        return f"see {self.log}, whose last line is {self._last_line()}"
+
     def _last_line(self) -> str:
         try:
             with self.log.open("rb") as f:
                 f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
                 lines = _ANSI.sub("", f.read().decode(errors="replace")).split("\n")
         except OSError:
-            return "none"
+            return "missing"
         written = [line.strip() for line in lines if line.strip()]
-        return repr(written[-1][:300]) if written else "none"
+        return repr(written[-1][:300]) if written else "missing"
 
 
 def _bare(rollouts: Rollouts) -> Rollouts:
@@ -267,10 +274,8 @@ def _bare(rollouts: Rollouts) -> Rollouts:
 
 
 def _signal_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _how(code: int | None) -> str:

@@ -24,7 +24,7 @@ from onepolicy.sums import Sums
 from onepolicy.types import Finding, Gate, Measurement, Outcome, Report, Severity
 
 #: Surprisal counts as significant below this p (its z has no bound of its own, so the false-alarm budget is here).
-SURPRISAL_LEVEL = 0.001
+SURPRISAL_LEVEL = 1e-4
 #: Power at which `smallest_seen` is stated.
 _POWER = NormalDist().inv_cdf(0.9)
 #: Above p99 a quantile only informs below this many tokens.
@@ -77,7 +77,17 @@ def judge_bounds(sums: Sums, preset: Preset, measurements: Mapping[str, Measurem
     gates = [_gate(b, measurements) for b in applicable]
     tested = {str(i): g.p_value for i, g in enumerate(gates) if g.p_value is not None and not _is_surprisal(g)}
     rejected = holm(tested)
-    return [replace(g, outcome=Outcome.DRIFT) if str(i) in rejected else g for i, g in enumerate(gates)]
+    gates = [replace(g, outcome=Outcome.DRIFT, why="") if str(i) in rejected else g for i, g in enumerate(gates)]
+    numeric = any(g.outcome is Outcome.DRIFT and not _is_surprisal(g) for g in gates)
+    # the tokens came from the sampler: a scorer that drifts is surprised by them, and that is said already
+    return [replace(g, outcome=Outcome.PASS, why=_EXPLAINED) if numeric and _explained(g) else g for g in gates]
+
+
+_EXPLAINED = "significant, explained by the drift of the scorer"
+
+
+def _explained(gate: Gate) -> bool:
+    return gate.metric == "surprisal_scorer/excess" and gate.outcome is Outcome.DRIFT
 
 
 def _applies(bound: Bound, sums: Sums) -> bool:
@@ -214,17 +224,17 @@ _DRIFT_CODES = {
 
 
 def _gate_findings(gates: Sequence[Gate], sums: Sums) -> list[Finding]:
-    numeric_drift = any(g.outcome is Outcome.DRIFT and not _is_surprisal(g) for g in gates)
-    return [f for g in gates if (f := _gate_finding(g, sums, numeric_drift)) is not None]
+    return [f for g in gates if (f := _gate_finding(g, sums)) is not None]
 
 
-def _gate_finding(gate: Gate, sums: Sums, numeric_drift: bool) -> Finding | None:
+def _gate_finding(gate: Gate, sums: Sums) -> Finding | None:
     evidence = {"metric": gate.metric, "value": gate.value, "limit": gate.limit, "bound": gate.bound, "tokens": gate.n}
-    if gate.outcome is Outcome.DRIFT:
+    if gate.outcome is Outcome.DRIFT or gate.why == _EXPLAINED:
         if _is_surprisal(gate):
-            return _surprisal_finding(gate, evidence, numeric_drift)
+            return _surprisal_finding(gate, evidence)
         code = _DRIFT_CODES.get(gate.metric, "kl-above-bound" if gate.metric.startswith("kl_") else "above-bound")
-        return finding(code, f"{gate.metric} is {gate.value:.3g}, bound {gate.bound:g}", evidence=evidence, place=_at(sums))
+        message = f"{gate.metric} is {gate.value:.3g}, bound {gate.bound:g}"
+        return finding(code, message, evidence=evidence, place=_at(sums))
     if gate.outcome is Outcome.INCONCLUSIVE:
         return finding(_open_code(gate), _open_message(gate), evidence=evidence)
     if gate.why.startswith("not measured"):
@@ -237,7 +247,7 @@ def _at(sums: Sums) -> str:
     return f"record {worst_token.record}, position {worst_token.position}" if worst_token else ""
 
 
-def _surprisal_finding(gate: Gate, evidence: dict[str, Any], numeric_drift: bool) -> Finding:
+def _surprisal_finding(gate: Gate, evidence: dict[str, Any]) -> Finding:
     side = "scorer" if "scorer" in gate.metric else "sampler"
     direction = "more certain" if (gate.value or 0) < 0 else "less certain"
     message = (
@@ -245,12 +255,10 @@ def _surprisal_finding(gate: Gate, evidence: dict[str, Any], numeric_drift: bool
         f"(p = {gate.p_value:.1g})"
     )
     rivals = ("selection of rollouts by reward or by length", "greedy or truncated sampling", "filtered tokens")
-    if side == "scorer" and numeric_drift:
-        # the tokens came from the sampler: a scorer that drifts is surprised by them, and that is said above
-        note = message + "; a drift of the scorer explains it"
+    if gate.why == _EXPLAINED:
         return finding(
-            "not-drawn-from-reported", note, evidence=evidence, rivals=("the drift above", *rivals),
-            severity=Severity.INFO, outcome=Outcome.PASS,
+            "not-drawn-from-reported", message + "; the drift of the scorer explains it", evidence=evidence,
+            rivals=rivals, severity=Severity.INFO, outcome=Outcome.PASS,
         )  # fmt: skip
     return finding("not-drawn-from-reported", message, evidence=evidence, rivals=rivals)
 
