@@ -63,8 +63,7 @@ class Totals:
 
     def pareto_k(self, name: str) -> float:
         codes, counts = self._sums.histograms[name].table()
-        values = np.array([hist.bin_value(int(c)) for c in codes])
-        return pareto_k(values, counts.sum(axis=0).astype(np.float64))
+        return pareto_k(hist.bin_values(codes), counts.sum(axis=0).astype(np.float64))
 
     @staticmethod
     def exp(x: float) -> float:

@@ -29,14 +29,19 @@ def codes(x: FloatArray) -> NDArray[np.int64]:
     return np.where(bits & np.uint32(_SIGN), -magnitude, magnitude)
 
 
+def bin_values(all_codes: IntArray) -> FloatArray:
+    """`[K]` the values that stand for bins: harmonic midpoints of their edges, signed; 0 for the bin of zero."""
+    magnitude = np.abs(all_codes).astype(np.uint32)
+    low = (magnitude << np.uint32(16)).view(np.float32).astype(np.float64)
+    high = ((magnitude + np.uint32(1)) << np.uint32(16)).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        middle = np.where(np.isfinite(high), 2 * low * high / (low + high), low)
+    return np.where(magnitude == 0, 0.0, np.copysign(middle, all_codes))
+
+
 def bin_value(code: int) -> float:
-    """The value that stands for a bin: harmonic midpoint of its edges, signed; 0 for the bin of zero."""
-    magnitude = abs(code)
-    if magnitude == 0:
-        return 0.0
-    low, high = np.array([magnitude << 16, (magnitude + 1) << 16], dtype=np.uint32).view(np.float32).astype(float)
-    middle = 2 * low * high / (low + high) if math.isfinite(high) else low
-    return math.copysign(middle, code)
+    """The value that stands for one bin."""
+    return float(bin_values(np.array([code], dtype=np.int64))[0])
 
 
 @dataclass(slots=True)

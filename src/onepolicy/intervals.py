@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 #: Confidence of every one-sided limit and the level of Holm's procedure.
@@ -16,6 +17,7 @@ def t_cdf(t: float, df: float) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@functools.lru_cache(maxsize=4096)
 def t_quantile(p: float, df: float) -> float:
     """The t with P(T <= t) = p, by bisection on the tail, for 0 < p < 1."""
     if p == 0.5:

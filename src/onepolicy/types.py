@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -102,6 +102,11 @@ class Scoring:
             self.fingerprint,
             self.scoring_id,
         )
+
+
+    def without_entropy(self) -> Scoring:
+        """The same scoring as an engine gives it that reports log-probs alone."""
+        return replace(self, entropy=None, varentropy=None)
 
 
 @dataclass(frozen=True, slots=True)

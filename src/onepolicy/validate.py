@@ -41,10 +41,9 @@ def _refuse(
         return
     at = int(bad.argmax())
     i = int(np.searchsorted(rollouts.offsets, at, side="right")) - 1
-    position = at - int(rollouts.offsets[i])
-    text = f"record {_name(rollouts, i, first)}, column {column!r}, position {position}: got {quoted(got(at))}, wanted {wanted}"
-    more = int(bad.sum()) - 1
-    raise ContentError(text + (f" ({more} more like it)" if more else ""))
+    place = f"record {_name(rollouts, i, first)}, column {column!r}, position {at - int(rollouts.offsets[i])}"
+    more = f" ({int(bad.sum()) - 1} more like it)" if bad.sum() > 1 else ""
+    raise ContentError(f"{place}: got {quoted(got(at))}, wanted {wanted}{more}")
 
 
 def _name(rollouts: Rollouts, i: int, first: int) -> str:
@@ -74,9 +73,8 @@ def _lists(rollouts: Rollouts, first: int) -> None:
 def _token_ids(rollouts: Rollouts, first: int) -> None:
     col = rollouts.tokens["token_ids"]
     _refuse(rollouts, first, ~col.mask(), "token_ids", "an id at every token", lambda at: None)
-    _refuse(
-        rollouts, col.values < 0, "token_ids", "an id of at least 0 (padding is left out)", lambda at: col.values[at]
-    )
+    negative, wanted = col.values < 0, "an id of at least 0 (padding is left out)"
+    _refuse(rollouts, first, negative, "token_ids", wanted, lambda at: col.values[at])
 
 
 def _prompt_length(rollouts: Rollouts, first: int) -> None:

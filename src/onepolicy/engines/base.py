@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
-from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +57,11 @@ class EngineSpec:
         name, colon, target = head.partition(":")
         if not name or not colon:
             raise UsageError(f"engine {text!r}: wanted name:target?key=value, as hf:DIR?dtype=bfloat16")
-        pairs = parse_qsl(query, keep_blank_values=True)
-        if len(dict(pairs)) != len(pairs) or (query and not pairs):
+        pairs = [part.partition("=") for part in query.split("&") if query]
+        options = {key: value for key, _, value in pairs}
+        if len(options) != len(pairs) or not all(key and equals for key, equals, _ in pairs):
             raise UsageError(f"engine {text!r}: options are key=value joined by &, each once")
-        return cls(name, target, dict(pairs))
+        return cls(name, target, options)
 
     def __str__(self) -> str:
         query = "&".join(f"{k}={v}" for k, v in self.options.items())
@@ -147,7 +147,7 @@ def declared(rollouts: Rollouts, engine: str) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for i in range(len(rollouts)):
         row = {name: rollouts.record(name, i) for name in ("logprob_semantics", *names)}
-        used = {"raw": (), "temperature": ("temperature",)}.get(row["logprob_semantics"], names)
+        used = {None: (), "raw": (), "temperature": ("temperature",)}.get(row["logprob_semantics"], names)
         missing = [name for name in ("logprob_semantics", *used) if row[name] is None]
         if missing:
             raise UsageError(

@@ -31,7 +31,8 @@ def model_directory(target: str, engine: str) -> Path:
         try:
             path = Path(models.path(target))
         except (OSError, KeyError, UsageError):
-            what = "is a file" if path.exists() else "is no directory, and no packaged model has that name"
+            known = ", ".join(models.MODELS)
+            what = "is a file" if path.exists() else f"is no directory and no packaged model ({known})"
             raise UsageError(f"engine {engine}:{target}: {target!r} {what}; wanted a model directory") from None
     missing = [what for what in ("config.json", "*.safetensors") if not any(path.glob(what))]
     if missing:

@@ -8,6 +8,7 @@ Work is sent shard by shard, so what was scored before a death is kept: see `sha
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import re
 import shutil
@@ -63,8 +64,7 @@ class WorkerEngine:
         self.timeout, self._busy = timeout, False
         self._process: subprocess.Popen[bytes] | None = None
         self._what = f"engine {engine.NAME}:{target}"
-        self._own_log = log is None
-        self.log = Path(tempfile.mkstemp(prefix=f"onepolicy-{engine.NAME}-", suffix=".log")[1] if log is None else log)
+        self.log, self._log_is_ours = (_new_log(engine.NAME), True) if log is None else (Path(log), False)
         self._python = python
         try:
             self._start(dict(getattr(engine, "ENVIRONMENT", {})))
@@ -101,17 +101,12 @@ class WorkerEngine:
         """Lets an idle engine close itself, then kills its process group. Safe to call twice."""
         if self._process is None:
             return
-        clean = False
         try:
-            if not self._busy:
-                self._ask("close", limit=_FAREWELL)
-                clean = True
-        except OnepolicyError:
-            pass  # it is killed next; nothing is asked of it any more
+            with contextlib.suppress(OnepolicyError):  # it is killed next; nothing is asked of it any more
+                if not self._busy:
+                    self._ask("close", limit=_FAREWELL)
         finally:
             self.kill()
-        if clean and self._own_log:
-            self.log.unlink(missing_ok=True)
 
     def kill(self) -> int | None:
         """Kills the process group at once; the child's return code (negative: the signal), None if there is none."""
@@ -123,6 +118,8 @@ class WorkerEngine:
         _signal_group(process.pid)
         code = process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._log_is_ours:
+            self.log.unlink(missing_ok=True)
         return code
 
     @property
@@ -135,7 +132,8 @@ class WorkerEngine:
     def _start(self, environment: dict[str, str]) -> None:
         self._link, theirs = socket.socketpair()
         self._scratch = tempfile.mkdtemp(prefix="onepolicy-")  # sockets and files that a killed engine leaves behind
-        env = {**environment, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch}
+        own = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch}
+        env = {**_kept_caches(), **environment, **os.environ, **own}
         if self._python == sys.executable:
             roots = [str(Path(onepolicy.__file__).parents[1]), env.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(r for r in roots if r)
@@ -230,15 +228,16 @@ class WorkerEngine:
         deadline = time.monotonic() + 2.0  # the socket closes a moment before the process has ended
         while not self._ended() and time.monotonic() < deadline:
             time.sleep(0.01)
-        ended = self._ended()
+        ended, self._log_is_ours = self._ended(), False  # the message names the log, so it is kept
         code = self.kill()
         how = _how(code) if ended else "closed its connection"
         raise EngineDied(f"{self._what}: its process {how} during {op}; {self._log_line()}")
 
     def _late(self, op: str, limit: float) -> NoReturn:
+        self._log_is_ours = False
         self.kill()
         raise EngineTimeout(
-            f"{self._what}: no answer to {op} within {limit:g} s, so it was killed; allow more time, or {self._log_line()}"
+            f"{self._what}: no answer to {op} within {limit:g} s, so it was killed; allow more time; {self._log_line()}"
         )
 
     def _error(self, error: Mapping[str, Any]) -> OnepolicyError:
@@ -247,7 +246,7 @@ class WorkerEngine:
         if not (isinstance(cls, type) and issubclass(cls, OnepolicyError)):
             cls = EngineError
         text = f"{self._what}: {error['message']}; see {self.log}" if error.get("unexpected") else str(error["message"])
-        self._own_log = self._own_log and not error.get("unexpected")  # a log that a message names is kept
+        self._log_is_ours = self._log_is_ours and not error.get("unexpected")
         out = cls.__new__(cls, text)
         out.args = (text,)
         for name, value in error["attributes"].items():
@@ -268,9 +267,21 @@ class WorkerEngine:
         return repr(written[-1][:300]) if written else "missing"
 
 
+def _new_log(name: str) -> Path:
+    descriptor, path = tempfile.mkstemp(prefix=f"onepolicy-{name}-", suffix=".log")
+    os.close(descriptor)
+    return Path(path)
+
+
 def _bare(rollouts: Rollouts) -> Rollouts:
     """Without scorings: a scorer needs the ids and what was declared, not what others said."""
     return Rollouts(rollouts.offsets, rollouts.tokens, rollouts.records, rollouts.lists)
+
+
+def _kept_caches() -> dict[str, str]:
+    """Compiled kernels are worth keeping, so they do not go to the scratch directory. torch's own default place."""
+    user = re.sub(r"\W", "_", getpass.getuser())
+    return {"TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")}
 
 
 def _signal_group(pid: int) -> None:

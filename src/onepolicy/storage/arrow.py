@@ -168,7 +168,7 @@ def _list_column(pa: Any, name: str, array: Any, rows: _Rows) -> Lists:
         owner, kept = np.repeat(owner, np.diff(rows.offsets)), np.repeat(present, np.diff(rows.offsets))
     inner, not_null, child = _opened(pa, name, array, f"a list of {'lists of ' * of_tokens}{_wanted(name)}")
     lengths, valid = np.zeros(len(owner), dtype=np.int64), np.zeros(len(owner), dtype=bool)
-    lengths[kept], valid[kept] = (inner, not_null) if len(inner) else (0, False)
+    lengths[kept], valid[kept] = inner, not_null
     offsets = _offsets(lengths)
     where = lambda k: rows.where(int(owner[k]))
     col = _located(pa, name, child, offsets, where)

@@ -105,12 +105,12 @@ def _array(pa: Any, name: str, col: Values) -> Any:
         values = col.values.astype(np.float32) if col.values.dtype == np.float16 else col.values
         return pa.array(values, mask=mask)
     items = [None if null else x for x, null in zip(col.values, ~col.mask(), strict=True)]
-    if spec.dtype == "json":
-        items = [None if x is None else json.dumps(x) for x in items]
     try:
+        if spec.dtype == "json":
+            items = [None if x is None else json.dumps(x) for x in items]
         return pa.array(items, type=pa.string())
-    except (UnicodeEncodeError, pa.ArrowException) as err:
-        raise ContentError(f"column {name!r}: not text that can be stored: {_line(err)}") from err
+    except (TypeError, ValueError, pa.ArrowException) as err:  # a UnicodeEncodeError is a ValueError
+        raise ContentError(f"column {name!r}: not {spec.dtype} that can be stored: {_line(err)}") from err
 
 
 # reading

@@ -1,0 +1,39 @@
+"""1,000 healthy pairs at each preset that fits their dtype: at most 4 false alarms, at most 10% undecided.
+
+Run on simulated pairs whose sides differ in the reduction order alone; the table with misses is `docs/power.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
+
+import power
+
+pytestmark = pytest.mark.power
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", power.FITTING)
+def test_a_thousand_healthy_pairs(dtype: str) -> None:
+    for preset, counts in power.outcomes(range(1, 1001), dtype).items():
+        assert counts.total() == 1000
+        assert counts["error"] == 0
+        assert counts["drift"] <= 4, (preset, counts)
+        assert counts["inconclusive"] <= 100, (preset, counts)
+
+
+@pytest.mark.parametrize(("dtype", "drift"), [("float32", 0.02), ("float16", 0.05), ("bfloat16", 0.4)])
+def test_a_drift_above_the_bound_is_found(dtype: str, drift: float) -> None:
+    for preset, counts in power.outcomes(range(1, 31), dtype, drift).items():
+        assert counts["drift"] == 30, (preset, counts)
+
+
+@pytest.mark.parametrize(("dtype", "drift"), [("bfloat16", 0.02)])
+def test_a_drift_far_below_the_bound_is_not_called_one(dtype: str, drift: float) -> None:
+    for preset, counts in power.outcomes(range(1, 31), dtype, drift).items():
+        assert counts["drift"] == 0, (preset, counts)

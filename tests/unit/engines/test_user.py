@@ -1,0 +1,102 @@
+"""`callable:`: what a user's function may return, and what each mistake says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onepolicy.engines.open import open_engine
+from onepolicy.errors import ContentError, EngineError, OnepolicyError, UsageError
+from onepolicy.rollouts import Rollouts, column_values
+from onepolicy.types import Values
+
+
+def rollouts(semantics: str | None = "raw", **declared: float) -> Rollouts:
+    records = {"logprob_semantics": [semantics] * 2, **{k: [v] * 2 for k, v in declared.items()}}
+    return Rollouts(
+        np.array([0, 3, 5]),
+        {"token_ids": Values(np.array([8, 4, 2, 1, 2], dtype=np.int32))},
+        {k: column_values(k, v) for k, v in records.items()},
+    )
+
+
+def test_values_stand_at_their_own_tokens_and_index_0_is_null() -> None:
+    with open_engine("callable:user_scorers:good?dtype=bfloat16") as engine:
+        out = engine.score(rollouts())
+        assert engine.fingerprint()["dtype"] == out.dtype == "bfloat16"
+    assert out.logprobs.values.tolist() == [0.0, -0.5, -0.25, 0.0, -0.25]
+    assert out.logprobs.mask().tolist() == [False, True, True, False, True]
+    assert out.semantics == "raw"
+
+
+def test_nan_passes_through_and_the_callers_ids_are_a_copy() -> None:
+    with open_engine("callable:user_scorers:lists_with_nan") as engine:
+        out = engine.score(rollouts())
+    assert np.isnan(out.logprobs.values[out.logprobs.mask()]).all()
+    given = rollouts()
+    with open_engine("callable:user_scorers:changes_its_input") as engine:
+        engine.score(given)
+    assert given.token_ids.tolist() == [8, 4, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("one_short", ContentError, "got 2 values for 3 tokens; this looks like logits[:-1] against ids[1:]"),
+        ("padded", ContentError, "got 64 values for 3 tokens; one a token, no padding"),
+        ("square", ContentError, "got an array of shape [3, 2], wanted [3]"),
+        ("fewer", ContentError, "got 1 sequences for 2 that were asked"),
+        ("texts", ContentError, "its values are not numbers: TypeError: an array of dtype <U4"),
+        ("nones", ContentError, "use NaN where a value is missing"),
+        ("nothing", ContentError, "got a NoneType, wanted a list with one array a sequence"),
+        ("raising", EngineError, "raised RuntimeError: out of memory, at user_scorers.py:"),
+    ],
+)
+def test_each_mistake_is_one_line(name: str, error: type[OnepolicyError], says: str) -> None:
+    with open_engine(f"callable:user_scorers:{name}") as engine, pytest.raises(error) as caught:
+        engine.score(rollouts())
+    assert says in str(caught.value) and "\n" not in str(caught.value) and caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("user_scorers", "wanted callable:pkg.mod:fn"),
+        ("no_such_pkg.scorers:fn", "there is no module 'no_such_pkg'"),
+        ("user_scorers:goood", "module 'user_scorers' is there, but has no 'goood'"),
+        ("user_scorers:not_a_function", "'not_a_function' is a int, wanted a function"),
+        (
+            "broken_scorer:fn",
+            "importing 'broken_scorer' failed: ZeroDivisionError: division by zero, at broken_scorer.py:2",
+        ),
+        ("needs_more:fn", "importing 'needs_more' failed: ModuleNotFoundError: No module named 'flash_attention_9'"),
+    ],
+)
+def test_what_cannot_be_imported_says_what_is_missing(
+    target: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_scorer.py").write_text("x = 1\nx / 0\n")
+    (tmp_path / "needs_more.py").write_text("import flash_attention_9\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    with pytest.raises(UsageError) as caught, open_engine(f"callable:{target}"):
+        pass
+    assert says in str(caught.value)
+
+
+def test_semantics_are_declared_by_somebody_and_never_guessed() -> None:
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+    with open_engine("callable:user_scorers:good?semantics=raw") as engine:
+        assert engine.score(rollouts("processed", **neutral)).semantics == "raw"
+        with pytest.raises(UsageError, match=r"record 0: its log-probs are 'processed' \(temperature 0\.7"):
+            engine.score(rollouts("processed", **(neutral | {"temperature": 0.7})))
+    with open_engine("callable:user_scorers:good") as engine:
+        assert engine.score(rollouts("temperature", temperature=0.7)).semantics == "temperature"
+        with pytest.raises(UsageError, match="logprob_semantics not declared"):
+            engine.score(rollouts(None))
+        for refused in (lambda: engine.encode(["x"]), lambda: engine.decode([1])):
+            with pytest.raises(UsageError, match="it has no tokenizer"):
+                refused()

@@ -1,0 +1,55 @@
+"""Functions that users might bring as `callable:user_scorers:name`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+not_a_function = 3
+
+
+def good(ids: list[np.ndarray]) -> list[Any]:
+    return [-x.astype(np.float32) / 8 for x in ids]
+
+
+def lists_with_nan(ids: list[np.ndarray]) -> list[Any]:
+    return [[float("nan")] * len(x) for x in ids]
+
+
+def one_short(ids: list[np.ndarray]) -> list[Any]:
+    return [np.zeros(len(x) - 1) for x in ids]
+
+
+def padded(ids: list[np.ndarray]) -> list[Any]:
+    return [np.zeros(64) for _ in ids]
+
+
+def square(ids: list[np.ndarray]) -> list[Any]:
+    return [np.zeros((len(x), 2)) for x in ids]
+
+
+def fewer(ids: list[np.ndarray]) -> list[Any]:
+    return [np.zeros(len(x)) for x in ids[1:]]
+
+
+def texts(ids: list[np.ndarray]) -> list[Any]:
+    return [["-1.0"] * len(x) for x in ids]
+
+
+def nones(ids: list[np.ndarray]) -> list[Any]:
+    return [[None] + [-1.0] * (len(x) - 1) for x in ids]
+
+
+def nothing(ids: list[np.ndarray]) -> None:
+    return None
+
+
+def raising(ids: list[np.ndarray]) -> list[Any]:
+    raise RuntimeError("out of memory\nwith a second line")
+
+
+def changes_its_input(ids: list[np.ndarray]) -> list[Any]:
+    for x in ids:
+        x[:] = 0
+    return good(ids)
