@@ -31,9 +31,9 @@ reply; it is the atom, nothing ever cuts one. Only `token_ids` is required, but 
 
 In Parquet one row is a sequence, and the file's metadata has `onepolicy.schema` (`1`) and `onepolicy.scorings`, the
 JSON of what is declared of each scoring: `{name: {semantics, dtype, fingerprint, scoring_id}}`. In JSON lines one line
-is a sequence, with the same declarations under the key `scorings` of the first line (any line will do, if all agree), and
-under `float32` the names of the columns that are held in single precision. Non-finite numbers are written as `"NaN"`,
-`"Infinity"` and `"-Infinity"`.
+is a sequence, with the same declarations under the key `scorings` of the first line (any line will do, if all agree),
+and under `float32` the names of the columns that are held in single precision. Non-finite numbers are written as
+`"NaN"`, `"Infinity"` and `"-Infinity"`.
 
 `semantics` and `logprob_semantics` are one of `raw` (before temperature, penalties and truncation), `temperature`
 (logits divided by the temperature, whole vocabulary) and `processed` (after temperature, penalties and truncation,

@@ -19,6 +19,8 @@ from onepolicy.types import FloatArray, IntArray
 
 GROUPS = 32
 _SIGN = 0x8000
+# a key is group << 16 | code + 2^15: codes lie in (-2^15, 2^15)
+_SHIFT, _ZERO, _CODE = 16, 1 << 15, 0xFFFF
 
 
 def codes(x: FloatArray) -> NDArray[np.int64]:
@@ -53,10 +55,17 @@ class Histogram:
     @classmethod
     def of(cls, x: FloatArray, group: IntArray) -> Histogram:
         """`x` `[N]` finite values, `group` `[N]` in 0..31."""
-        keys, n = np.unique((group.astype(np.int64) << 20) + codes(x) + (1 << 16), return_counts=True)
+        keys = (group.astype(np.int64) << _SHIFT) + codes(x) + _ZERO
+        # a table of all groups and bins costs less than a sort, once there are as many values as bins
+        if len(keys) > GROUPS << _SHIFT - 3:
+            table = np.bincount(keys, minlength=GROUPS << _SHIFT)
+            unique = np.flatnonzero(table)
+            n = table[unique]
+        else:
+            unique, n = np.unique(keys, return_counts=True)
         out = cls()
-        for key, count in zip(keys.tolist(), n.tolist(), strict=True):
-            out.counts.setdefault(key >> 20, {})[(key & 0xFFFFF) - (1 << 16)] = count
+        for key, count in zip(unique.tolist(), n.tolist(), strict=True):
+            out.counts.setdefault(key >> _SHIFT, {})[(key & _CODE) - _ZERO] = count
         return out
 
     def add(self, other: Histogram) -> None:

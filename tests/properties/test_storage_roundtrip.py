@@ -44,9 +44,9 @@ NUMPY = {
 @st.composite
 def values(draw: st.DrawFn, dtype: str, n: int, first_null: list[int] | None = None, nulls: bool = True) -> Values:
     """`[n]` of a contract dtype; `float` is drawn at one of its widths."""
-    width = draw(st.sampled_from([32, 64])) if dtype == "float" else 64
-    items = st.floats(width=width) if dtype == "float" else ITEMS[dtype]
-    kind = (np.float32 if width == 32 else np.float64) if dtype == "float" else NUMPY[dtype]
+    single = dtype == "float" and draw(st.booleans())
+    items = st.floats(width=32 if single else 64) if dtype == "float" else ITEMS[dtype]
+    kind = (np.float32 if single else np.float64) if dtype == "float" else NUMPY[dtype]
     drawn = draw(st.lists(items, min_size=n, max_size=n))
     flat = np.fromiter(drawn, dtype=kind, count=n)
     if not nulls:

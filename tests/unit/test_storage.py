@@ -189,11 +189,17 @@ def _parquet(tmp_path: Path, columns: dict[str, Any], metadata: dict[str, str] |
 IDS = pa.array([[1, 2, 3], [4, 5]], pa.list_(pa.int64()))
 
 
+def _half(rows: list[list[float | None]]) -> Any:
+    flat = [None if x is None else np.float16(x) for row in rows for x in row]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, pa.float16()))
+
+
 @pytest.mark.parametrize(
     ("column", "wanted"),
     [
         (pa.array([[None, -0.5, None], [None, -1]], pa.large_list(pa.float32())), [None, -0.5, None, None, -1.0]),
-        (pa.array([[None, -0.5, -2], [None, -1]], pa.list_(pa.float16())), [None, -0.5, -2.0, None, -1.0]),
+        (_half([[None, -0.5, -2], [None, -1]]), [None, -0.5, -2.0, None, -1.0]),
         (pa.array([[None, -0.5, None], None], pa.list_(pa.float64())), [None, -0.5, None, None, None]),
         (pa.array([[None] * 3, [None] * 2]), [None] * 5),
         (pa.nulls(2), [None] * 5),

@@ -46,7 +46,8 @@ def _zhang_stephens(x: FloatArray) -> float:
     grid = 1 / x[-1] + (1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))) / (3 * quartile)
     k = np.log1p(-grid[:, None] * x[None, :]).mean(axis=1)
     likelihood = n * (np.log(-grid / k) - k - 1)
-    weights = 1 / np.exp(likelihood[None, :] - likelihood[:, None]).sum(axis=1)
+    with np.errstate(over="ignore"):  # a grid point that is far less likely gets weight 1 / inf = 0
+        weights = 1 / np.exp(likelihood[None, :] - likelihood[:, None]).sum(axis=1)
     theta = float((grid * weights).sum() / weights.sum())
     shape = float(np.log1p(-theta * x).mean())
     # weakly informative prior towards 0.5 of ten observations, as published with PSIS

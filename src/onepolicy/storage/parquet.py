@@ -21,6 +21,8 @@ from onepolicy.values import listed
 VERSION = "1"
 #: Values of one row group; a token counts as four (its usual columns), an element of a list a token as one.
 _GROUP_VALUES = 1 << 22
+#: Stored bytes of a token, more than it usually has: caps a batch of sequences that are longer than the first ones.
+_TOKEN_BYTES = 64
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -124,7 +126,7 @@ def shards(path: Path, max_tokens: int) -> Iterator[Rollouts]:
             names = _columns(file.schema_arrow.names)
             header = _header(file.schema_arrow.metadata or {})
             first = 0
-            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata, max_tokens), columns=names):
+            for batch in file.iter_batches(batch_size=_batch_rows(file, max_tokens), columns=names):
                 yield from _pieces(rollouts_of(pa, batch, header, first), max_tokens)
                 first += batch.num_rows
     except ContentError as err:
@@ -162,15 +164,18 @@ def _header(metadata: dict[bytes, bytes]) -> Header:
     return header
 
 
-def _batch_rows(metadata: Any, max_tokens: int) -> int:
-    """Rows of a batch that holds about `max_tokens` tokens, by the mean length of the file's sequences."""
-    values = 0
-    for g in range(metadata.num_row_groups):
-        group = metadata.row_group(g)
-        leaves = (group.column(c) for c in range(group.num_columns))
-        values += sum(leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] == "token_ids")
-    mean = max(1, values // max(1, metadata.num_rows))
-    return min(max(1, max_tokens // mean), 1 << 16)
+def _batch_rows(file: Any, max_tokens: int) -> int:
+    """Rows of a batch of about `max_tokens` tokens: by the first sequences, and by bytes in case later ones are longer.
+
+    The column statistics would say, but pyarrow ends the process when it reads damaged ones.
+    """
+    rows = max(1, file.metadata.num_rows)
+    size = sum(file.metadata.row_group(g).total_byte_size for g in range(file.metadata.num_row_groups))
+    head = next(file.iter_batches(batch_size=64, columns=["token_ids"]), None)
+    ids = None if head is None or not len(head) else head.column(0)
+    mean = len(ids.flatten()) / len(ids) if hasattr(ids, "flatten") else 1
+    fits = min(max_tokens / max(1, mean), max_tokens * _TOKEN_BYTES / max(1, size / rows))
+    return min(max(1, int(fits)), 1 << 16)
 
 
 def _pieces(rollouts: Rollouts, max_tokens: int) -> Iterator[Rollouts]:

@@ -1,0 +1,38 @@
+"""How numbers are written for people. Formatting only."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(x: float | None) -> str:
+    """Three significant digits; a dash for what is not there."""
+    if x is None:
+        return "–"
+    if not math.isfinite(x):
+        return str(x)
+    return f"{x:,.0f}" if 1000 <= abs(x) < 1e9 else f"{x:.3g}"
+
+
+def interval(lower: float | None, upper: float | None) -> str:
+    """`[lower, upper]`, empty where there is none."""
+    return "" if lower is None or upper is None else f"[{number(lower)}, {number(upper)}]"
+
+
+def near_one(x: float | None) -> str:
+    """Five decimals: for means of ratios, whose distance to 1 is what matters."""
+    return f"{x:.5f}" if x is not None and abs(x) < 100 else number(x)
+
+
+def share(x: float | None) -> str:
+    """A share as percent; very small ones as a power of ten."""
+    if x is None or not math.isfinite(x):
+        return number(x)
+    return f"{100 * x:.3g}%" if x == 0 or x >= 1e-5 else f"{x:.0e}"
+
+
+def factor(x: float | None) -> str:
+    """A ratio; far below 1 as `1 / n`."""
+    if x is not None and 0 < x < 0.01:
+        return f"1 / {number(1 / x)}"
+    return number(x)
