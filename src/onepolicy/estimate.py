@@ -182,16 +182,19 @@ def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
 def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
     keys = list(m.term_keys().values())
     totals = Totals(sums, m)
-    value = float(m.compute(totals))
+    value = _value(m, totals)
     rows = sums.rows[keys[0]]
     nonfinite = max(sums.totals[k].nonfinite for k in keys)
+    if not math.isfinite(value):
+        n = sums.totals[keys[0]].n
+        return Measurement(m.key, None, n, nonfinite, len(rows), scale=m.scale, why=f"it is {value}: not defined here")
     sizes = np.array([n for _, n in rows.values()], dtype=np.float64)
     effective = float(sizes.sum() ** 2 / (sizes**2).sum())
     se, why = None, None
     if m.ratio_tail and heavy:
         why = f"interval withheld: Pareto k of the ratios is above {WITHHOLD_ABOVE}"
     elif len(rows) > 1:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             left_out = np.asarray(m.compute(totals.without_each(sorted(rows))), dtype=np.float64)
             se = _jackknife_error(np.log(left_out) if m.scale == "log" and value > 0 else left_out)
     scale = m.scale if value > 0 else "linear"
@@ -200,12 +203,22 @@ def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
     return Measurement(m.key, value, n, nonfinite, len(rows), effective, se, lower, upper, scale, why)
 
 
+def _value(m: Metric, totals: Totals) -> float:
+    """The number, NaN where the formula has none for these totals."""
+    try:
+        return float(m.compute(totals))
+    except (OverflowError, ZeroDivisionError):
+        return math.nan
+
+
 def _jackknife_error(left_out: FloatArray) -> float | None:
     """sqrt((C - 1) / C * sum (x_c - mean)^2); None where a left-out value is not finite."""
     c = len(left_out)
     if c < 2 or not np.isfinite(left_out).all():
         return None
-    return math.sqrt((c - 1) / c * float(((left_out - left_out.mean()) ** 2).sum()))
+    with np.errstate(over="ignore"):
+        error = math.sqrt((c - 1) / c * float(((left_out - left_out.mean()) ** 2).sum()))
+    return error if math.isfinite(error) else None
 
 
 def _limits(value: float, se: float | None, df: float, scale: str) -> tuple[float | None, float | None]:

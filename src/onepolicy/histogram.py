@@ -34,9 +34,9 @@ def codes(x: FloatArray) -> NDArray[np.int64]:
 def bin_values(all_codes: IntArray) -> FloatArray:
     """`[K]` the values that stand for bins: harmonic midpoints of their edges, signed; 0 for the bin of zero."""
     magnitude = np.abs(all_codes).astype(np.uint32)
-    low = (magnitude << np.uint32(16)).view(np.float32).astype(np.float64)
-    high = ((magnitude + np.uint32(1)) << np.uint32(16)).view(np.float32).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
+        low = (magnitude << np.uint32(16)).view(np.float32).astype(np.float64)
+        high = ((magnitude + np.uint32(1)) << np.uint32(16)).view(np.float32).astype(np.float64)
         middle = np.where(np.isfinite(high), 2 * low * high / (low + high), low)
     return np.where(magnitude == 0, 0.0, np.copysign(middle, all_codes))
 

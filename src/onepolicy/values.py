@@ -107,12 +107,14 @@ def _bools(name: str, items: Sequence[Any], dtype: str, kinds: set[type]) -> NDA
 
 def _integers(name: str, items: Sequence[Any], dtype: str, kinds: set[type]) -> NDArray[Any]:
     """`[N]` int32 or int64. The fast path is for plain integers that fit; the slow one finds what does not."""
+    least, most = np.iinfo(_INTEGERS[dtype]).min, np.iinfo(_INTEGERS[dtype]).max
     if kinds <= {int}:
         try:
-            return np.asarray(items, dtype=_INTEGERS[dtype])
+            wide = np.asarray(items, dtype=np.int64)  # numpy 1 wraps around where numpy 2 refuses, but not in 64 bits
         except OverflowError:
-            pass
-    least, most = np.iinfo(_INTEGERS[dtype]).min, np.iinfo(_INTEGERS[dtype]).max
+            wide = None
+        if wide is not None and not ((wide < least) | (wide > most)).any():
+            return wide.astype(_INTEGERS[dtype])
     for i, x in enumerate(items):
         whole = isinstance(x, int) or (isinstance(x, float) and x.is_integer())
         if not whole or isinstance(x, bool) or not least <= x <= most:

@@ -11,7 +11,26 @@ from onepolicy.engines.open import open_engine
 from onepolicy.engines.shards import sample_shards
 from onepolicy.rollouts import Rollouts, concat
 
-THINGS = ["cats", "dogs", "fire", "water", "the", "sun", "the", "moon", "trees", "birds", "rivers", "stones", "bread", "milk", "snow", "rain", "songs", "books"]
+THINGS = [
+    "cats",
+    "dogs",
+    "fire",
+    "water",
+    "the",
+    "sun",
+    "the",
+    "moon",
+    "trees",
+    "birds",
+    "rivers",
+    "stones",
+    "bread",
+    "milk",
+    "snow",
+    "rain",
+    "songs",
+    "books",
+]
 ASKS = ("What do you know about {}?", "Tell a story about {}.", "Count the {}.", "Why do people like {}?")
 
 

@@ -2,11 +2,13 @@
 
 An engine class has `NAME`, `SWITCHES`, `SAMPLES`, `SCORES`, `HEAVY`, is built as `Engine(target, **options)` with
 options already parsed by its switches, and holds the methods of `Engine`. Heavy ones run in a child process
-(`worker`); the class itself is the same on both sides.
+(`worker`); the class itself is the same on both sides. An optional `ENVIRONMENT` holds environment variables that must
+stand before its packages are imported; those of the user win. Importing an engine's module imports no heavy package.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -14,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onepolicy.errors import UnknownName, UsageError
+from onepolicy.errors import EngineError, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring
 
@@ -164,10 +166,6 @@ def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
     Errors: `EngineError` for an empty array: engines that move weights elsewhere after loading leave empty ones
     behind, and a digest of those is equal for any two models.
     """
-    import hashlib
-
-    from onepolicy.errors import EngineError
-
     if not arrays:
         raise EngineError("weights digest: no tensors were given")
     total = hashlib.sha256()

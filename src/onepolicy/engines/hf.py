@@ -22,7 +22,7 @@ from onepolicy.engines.base import SamplingParams, Switch, declared
 from onepolicy.engines.processing import Context, context_of, process, summarise
 from onepolicy.engines.replies import Reply, rollouts_of
 from onepolicy.engines.semantics import Rules, common_semantics
-from onepolicy.engines.texts import Texts, stop_ids
+from onepolicy.engines.texts import OFFLINE, PATIENT_THREADS, Texts, stop_ids
 from onepolicy.errors import ContentError, EngineError, MissingExtra, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring, Values
@@ -43,11 +43,7 @@ class HfEngine:
     SAMPLES: ClassVar[bool] = True
     SCORES: ClassVar[bool] = True
     HEAVY: ClassVar[bool] = True
-    ENVIRONMENT: ClassVar[Mapping[str, str]] = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = OFFLINE | PATIENT_THREADS
     SWITCHES: ClassVar[Mapping[str, Switch]] = {
         "dtype": Switch(str, "bfloat16", "precision of weights and activations", DTYPES),
         "batch_size": Switch(int, 8, "sequences in one forward (fewer when their logits would pass 4 GiB)"),

@@ -8,6 +8,11 @@ from typing import Any
 
 from onepolicy.errors import EngineError, MissingExtra, UsageError
 
+#: Environment of every process that loads a model directory: nothing is fetched.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+#: OpenMP threads that spin while they wait cost a factor of ten or more where something else uses the cores.
+PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+
 
 class Texts:
     """The tokenizer of a model directory, loaded at first use.

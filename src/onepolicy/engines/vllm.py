@@ -19,7 +19,7 @@ from onepolicy.engines import model_files
 from onepolicy.engines.base import SamplingParams, Switch
 from onepolicy.engines.replies import Reply, rollouts_of
 from onepolicy.engines.semantics import require_same_meaning
-from onepolicy.engines.texts import Texts, stop_ids
+from onepolicy.engines.texts import OFFLINE, PATIENT_THREADS, Texts, stop_ids
 from onepolicy.errors import ContentError, EngineError, MissingExtra, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring, Values
@@ -37,9 +37,8 @@ class VllmEngine:
     HEAVY: ClassVar[bool] = True
     #: One process instead of three (numbers are the same): starts faster, and nothing is left when it is killed.
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **OFFLINE,
+        **PATIENT_THREADS,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -206,7 +205,7 @@ def _load(directory: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         import vllm
         from vllm.platforms import current_platform
     except ImportError as err:
-        raise MissingExtra("vllm", "vllm", "the engine 'vllm'") from err
+        raise MissingExtra(err.name or "vllm", "vllm", "the engine 'vllm'") from err
     eager = {"true": True, "false": False}.get(options["enforce_eager"], current_platform.is_cpu())
     on_gpu = {} if current_platform.is_cpu() else {"gpu_memory_utilization": options["gpu_memory"]}
     try:

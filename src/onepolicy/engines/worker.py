@@ -28,7 +28,7 @@ from onepolicy import errors
 from onepolicy.engines import wire
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.shards import shard_slices
-from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError
+from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError, UsageError
 from onepolicy.rollouts import Rollouts, concat_scorings
 from onepolicy.types import Scoring
 
@@ -66,6 +66,8 @@ class WorkerEngine:
         self._what = f"engine {engine.NAME}:{target}"
         self.log, self._log_is_ours = (_new_log(engine.NAME), True) if log is None else (Path(log), False)
         self._python = python
+        self._scratch = tempfile.mkdtemp(prefix="onepolicy-")  # sockets and files that a killed engine leaves behind
+        self._link, self._theirs = socket.socketpair()
         try:
             self._start(dict(getattr(engine, "ENVIRONMENT", {})))
             path = sys.path if python == sys.executable else []
@@ -111,12 +113,12 @@ class WorkerEngine:
     def kill(self) -> int | None:
         """Kills the process group at once; the child's return code (negative: the signal), None if there is none."""
         process, self._process = self._process, None
-        if process is None:
-            return None
         self._link.close()
-        # the leader is not reaped yet, so its group id cannot belong to anybody else
-        _signal_group(process.pid)
-        code = process.wait()
+        code = None
+        if process is not None:
+            # the leader is not reaped yet, so its group id cannot belong to anybody else
+            _signal_group(process.pid)
+            code = process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
         if self._log_is_ours:
             self.log.unlink(missing_ok=True)
@@ -130,25 +132,26 @@ class WorkerEngine:
     # the process
 
     def _start(self, environment: dict[str, str]) -> None:
-        self._link, theirs = socket.socketpair()
-        self._scratch = tempfile.mkdtemp(prefix="onepolicy-")  # sockets and files that a killed engine leaves behind
         own = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch}
         env = {**_kept_caches(), **environment, **os.environ, **own}
         if self._python == sys.executable:
             roots = [str(Path(onepolicy.__file__).parents[1]), env.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(r for r in roots if r)
         # -P: a folder called `vllm` or a `types.py` in the working directory must not be imported
-        command = [self._python, "-P", "-m", "onepolicy.engines.worker_main", str(theirs.fileno())]
-        with theirs, self.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=env,
-            )
+        command = [self._python, "-P", "-m", "onepolicy.engines.worker_main", str(self._theirs.fileno()), self._scratch]
+        with self._theirs as theirs, self.log.open("wb") as out:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=env,
+                )
+            except OSError as err:
+                raise UsageError(f"{self._what}: its interpreter {self._python} cannot be started: {err}") from err
         self._check_hello(self._receive("start", min(_START, self.timeout)))
 
     def _check_hello(self, message: Any) -> None:
@@ -164,6 +167,9 @@ class WorkerEngine:
         """One request and its answer. Any failure of the process itself kills it."""
         if self._process is None:
             raise EngineError(f"{self._what}: it is closed")
+        if self._busy:  # the answer to an interrupted request would be taken for this one's
+            self.kill()
+            raise EngineError(f"{self._what}: its last request was interrupted, so it was closed; open it again")
         limit = self.timeout if limit is None else limit
         frame = wire.pack({"op": op, "args": args})
         self._busy = True

@@ -1,8 +1,8 @@
-"""The child side of a worker: `python -m onepolicy.engines.worker_main FD`, started by `worker.WorkerEngine` only.
+"""The child side of a worker: `python -m onepolicy.engines.worker_main FD SCRATCH`, started by `worker.WorkerEngine` only.
 
 It holds one engine and answers one request at a time over the socket FD. stdout and stderr are the log: whatever a
-library prints there cannot disturb the protocol. When the parent goes away, however it dies, the whole process
-group is killed.
+library prints there cannot disturb the protocol. When the parent goes away, however it dies, the directory SCRATCH is
+removed and the whole process group killed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -27,12 +28,12 @@ from onepolicy.rollouts import Rollouts
 Message = dict[str, Any]
 
 
-def main(fd: int) -> None:
+def main(fd: int, scratch: str) -> None:
     """Serves until `close` or until the parent is gone."""
     os.set_inheritable(fd, False)  # an engine's own children must not keep the connection open
     link = socket.socket(fileno=fd)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(link, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(link, inbox, scratch), daemon=True).start()
     _send(link, {"hello": {"version": onepolicy.__version__, "protocol": wire.PROTOCOL, "python": sys.version}})
     host = Host()
     while True:
@@ -103,7 +104,7 @@ def _send(link: socket.socket, message: Message) -> None:
         link.sendall(buffer)
 
 
-def _listen(link: socket.socket, inbox: queue.SimpleQueue[Message]) -> None:
+def _listen(link: socket.socket, inbox: queue.SimpleQueue[Message], scratch: str) -> None:
     """Reads requests while the engine works, so that a parent's death is seen at once; then nothing may survive."""
 
     def read(n: int) -> bytearray:
@@ -120,10 +121,11 @@ def _listen(link: socket.socket, inbox: queue.SimpleQueue[Message]) -> None:
         while True:
             inbox.put(wire.unpack(read))
     except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

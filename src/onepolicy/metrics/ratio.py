@@ -29,7 +29,7 @@ def _chi2(t: Any) -> Any:
 def _ess(t: Any) -> Any:
     """(sum r)^2 / (n sum r^2)."""
     mean = 1 + t.mean("ratio_minus_one")
-    return mean * mean / (1 + _chi2(t))
+    return t.divide(mean * mean, 1 + _chi2(t))
 
 
 METRICS = [

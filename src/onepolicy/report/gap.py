@@ -33,26 +33,19 @@ def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     found = report.context.get("answer") or {}
     if not found:
         return
-    length = f"{found['length']:,.0f} tokens"
-    yield heading(f"At your reply length, {length}", f"per-token sd {number(found['sd'])} nats", unjudged)
-    rows = [
+    title = f"What the gap does to a reply of {found['length']:,.0f} tokens"
+    yield heading(title, f"per-token sd {number(found['sd'])} nats", unjudged)
+    rows = (
         (
-            "log-ratio of the whole answer",
+            "whole-answer log-ratio",
             f"{number(found['drift'])} ± {number(found['spread'])}",
-            "nats, drift ± spread; normalised: mean ratio is 1",
+            "nats, drift ± spread (normalised)",
         ),
-        (
-            "ratio of the median answer",
-            factor(found["median_ratio"]),
-            f"textbook walk, without the drift: ×{number(found['walk_factor'])} either way",
-        ),
-        ("effective share of answers", share(found["ess_share"]), "ESS, when answers are weighted by their ratio"),
-        (
-            "clip decisions at risk",
-            share(found.get("outside_clip_share")),
-            "tokens with a ratio outside 1 ± 0.2",
-        ),
-    ]
+        ("median answer's ratio", factor(found["median_ratio"]), "e^drift (normalised)"),
+        ("  by the textbook walk", f"×{number(found['walk_factor'])}", "either way: e^spread, no drift"),
+        ("effective answers", share(found["ess_share"]), "ESS of sequence weights"),
+        ("clip decisions at risk", share(found.get("outside_clip_share")), "tokens with ratio outside 1 ± 0.2"),
+    )
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, justify="right")
@@ -60,6 +53,7 @@ def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     for label, value, note in rows:
         grid.add_row(f"  {label}", value, note, style="dim" if unjudged else "")
     yield grid
+    yield Text("  normalised: the mean ratio stays 1, so answers drift; the walk leaves that out", style="dim")
 
 
 def gap_table(report: Report, unjudged: bool) -> Iterator[RenderableType]:
@@ -69,7 +63,7 @@ def gap_table(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     cells = [cell for row in _ROWS if (cell := _cell(report, *row)) is not None]
     if not cells:
         return
-    yield heading("Gap", "d = log-prob of the scorer - of the sampler, nats; in brackets both 99% limits", unjudged)
+    yield heading("Gap", "d = scorer - sampler log-prob, nats; one-sided 99% limits [lower, upper]", unjudged)
     half = (len(cells) + 1) // 2
     grid = Table.grid(padding=(0, 1, 0, 0))
     for _ in range(2):

@@ -9,8 +9,8 @@ def number(x: float | None) -> str:
     """Three significant digits; a dash for what is not there."""
     if x is None:
         return "–"
-    if not math.isfinite(x):
-        return str(x)
+    if not math.isfinite(x) or x == 0:
+        return f"{x + 0:g}"  # + 0: no minus zero
     return f"{x:,.0f}" if 1000 <= abs(x) < 1e9 else f"{x:.3g}"
 
 
@@ -28,7 +28,7 @@ def share(x: float | None) -> str:
     """A share as percent; very small ones as a power of ten."""
     if x is None or not math.isfinite(x):
         return number(x)
-    return f"{100 * x:.3g}%" if x == 0 or x >= 1e-5 else f"{x:.0e}"
+    return f"{100 * x:.3g}%" if x == 0 or abs(x) >= 1e-5 else f"{x:.0e}"
 
 
 def factor(x: float | None) -> str:

@@ -6,7 +6,7 @@ Every text that may come from a rollout or a file goes through `escaped`, and ri
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -120,7 +120,8 @@ def _counted(report: Report) -> str:
     of = "" if n == viewed else f" of {viewed:,}"
     kind = {"drawn": "drawn tokens", "loss": "tokens under the loss mask", "fixed": "tokens of fixed text"}
     clusters = f"{m.effective_clusters:.3g} effective clusters (by {report.sums.cluster_unit})" if m else "no clusters"
-    return f"{n:,}{of} {kind.get(report.sums.view, 'tokens')} · {counts.get('viewed_sequences', 0):,} sequences · {clusters}"
+    tokens = f"{n:,}{of} {kind.get(report.sums.view, 'tokens')}"
+    return f"{tokens} · {counts.get('viewed_sequences', 0):,} sequences · {clusters}"
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def _counted(report: Report) -> str:
 def _findings(report: Report) -> Iterator[RenderableType]:
     if not report.findings:
         return
-    yield heading("Findings", "most suspicious first; what stands higher may explain what stands lower")
+    yield heading("Findings", "most suspicious first")
     groups = [list(g) for _, g in groupby(report.findings, key=lambda f: (f.code, f.outcome))]
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=2)
@@ -143,10 +144,15 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         yield Text(f"   and {len(groups) - _SHOWN} more: {more}", style="dim")
 
 
+def _is_note(f: Finding) -> bool:
+    """Shown, but it changes nothing."""
+    return f.severity is Severity.INFO and f.outcome is Outcome.PASS
+
+
 def _finding(group: list[Finding]) -> Text:
     """One kind of finding: its messages, then place, rivals and advice once."""
     first = group[0]
-    note = first.severity is Severity.INFO and first.outcome is Outcome.PASS
+    note = _is_note(first)
     text = Text(style="dim" if note else "")
     text.append(first.code, style="" if note else "bold")
     text.append("  " + "\n".join(escaped(f.message) for f in group))
@@ -167,13 +173,13 @@ def _finding(group: list[Finding]) -> Text:
 def _gates(report: Report) -> Iterator[RenderableType]:
     if not report.gates:
         return
-    yield heading("Bounds", "a pass needs the one-sided 99% limit within the bound")
+    yield heading("Bounds", "to pass, the one-sided 99% limit must be within the bound")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  metric", no_wrap=True)
     for name in ("value", "99% limit", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(" outcome", no_wrap=True)
-    table.add_column("smallest fault seen", justify="right")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("sees | needs", justify="right", no_wrap=True)
     for gate in report.gates:
         word = _word(gate)
         table.add_row(
@@ -181,11 +187,12 @@ def _gates(report: Report) -> Iterator[RenderableType]:
             number(gate.value),
             number(gate.limit),
             number(gate.bound),
-            Text(f" {word}", style=_STYLE[gate.outcome] if word in list(Outcome) else "dim"),
+            Text(word, style=_STYLE[gate.outcome] if word in list(Outcome) else "dim"),
             _seen(gate),
             style="dim" if word not in list(Outcome) else "",
         )
     yield table
+    yield Text("  sees: smallest true value found 9 times in 10 | needs: tokens to decide", style="dim")
 
 
 def _word(gate: Gate) -> str:
@@ -203,21 +210,28 @@ def _word(gate: Gate) -> str:
 
 def _seen(gate: Gate) -> str:
     if gate.outcome is Outcome.INCONCLUSIVE and gate.would_decide:
-        return f"decides at {gate.would_decide[0]:,} tokens"
+        return f"{gate.would_decide[0]:,} tokens"
     return number(gate.smallest_seen)
 
 
 # -- what next ---------------------------------------------------------------------------------------------------------
 
 
+_TIGHTER = {"bitwise": None, "strict": "bitwise"}
+
+
 def _next(report: Report) -> Iterator[RenderableType]:
-    worst = next((f for f in report.findings if f.outcome is report.outcome and f.outcome is not Outcome.PASS), None)
-    line = Text("\nNext  ", style="bold")
-    if worst is None:
-        said = "would tighter bounds pass too?  onepolicy judge REPORT --bounds strict"
+    first = next((f for f in report.findings if not _is_note(f)), None)
+    tighter = _TIGHTER.get(report.preset, "strict")
+    if first is not None:
+        said = f"causes, and what to do about them:  onepolicy explain {first.code}"
+    elif tighter:
+        said = f"would tighter bounds pass too?  onepolicy judge REPORT --bounds {tighter}"
     else:
-        said = f"causes and what to do:  onepolicy explain {worst.code}"
-    yield line.append(said, style="not bold")
+        said = f"what these bounds stand for:  onepolicy explain {escaped(report.preset, 60)}"
+    yield Text("\nNext  ", style="bold").append(said, style="not bold")
+    if report.context.get("scores"):
+        yield Text(f"      the scores are saved in {escaped(report.context['scores'])}", style="dim")
 
 
 def heading(title: str, note: str = "", unjudged: bool = False) -> Text:
@@ -226,5 +240,3 @@ def heading(title: str, note: str = "", unjudged: bool = False) -> Text:
     if unjudged:
         text.append("  unjudged", style="yellow")
     return text.append(f"  {note}" if note else "", style="not bold dim")
-
-

@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onepolicy.report.numbers import number
 from onepolicy.report.text import escaped
 from onepolicy.types import Report
 
@@ -22,15 +21,16 @@ def worst_tokens(report: Report, width: int) -> Iterator[RenderableType]:
     tokens = report.context.get("tokens") or []
     if not tokens:
         return
-    yield heading("Worst tokens", "log-probs of the one token in »«, largest gap first")
+    yield heading("Worst tokens", "largest gap first; log-probs of the token in »«")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  in context", no_wrap=True, overflow="ellipsis", ratio=1)
     for side in ("sampler", "scorer"):
         table.add_column(side, justify="right", no_wrap=True)
     table.add_column(" record @ position", no_wrap=True)
-    for row in tokens[:5]:
-        where = f" {_short(row['record'])} @ {row['position']}"
-        table.add_row(_in_context(row, width - 48), number(row["sampler"]), number(row["scorer"]), Text(where, "dim"))
+    places = [f" {_short(row['record'])} @ {row['position']}" for row in tokens[:5]]
+    room = width - 22 - max(map(len, places))
+    for row, where in zip(tokens, places, strict=False):
+        table.add_row(_in_context(row, room), f"{row['sampler']:.4f}", f"{row['scorer']:.4f}", Text(where, "dim"))
     yield table
 
 

@@ -23,6 +23,8 @@ VERSION = "1"
 _GROUP_VALUES = 1 << 22
 #: Stored bytes of a token, more than it usually has: caps a batch of sequences that are longer than the first ones.
 _TOKEN_BYTES = 64
+#: Bytes of a column that are read at a time; with pyarrow's `pre_buffer` it would be all of a row group.
+_BUFFER = 1 << 20
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -122,7 +124,7 @@ def shards(path: Path, max_tokens: int) -> Iterator[Rollouts]:
     """Errors: `ContentError` with the file, and the record where one is to blame."""
     pa, pq = _pyarrow()
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             names = _columns(file.schema_arrow.names)
             header = _header(file.schema_arrow.metadata or {})
             first = 0
@@ -171,11 +173,16 @@ def _batch_rows(file: Any, max_tokens: int) -> int:
     """
     rows = max(1, file.metadata.num_rows)
     size = sum(file.metadata.row_group(g).total_byte_size for g in range(file.metadata.num_row_groups))
-    head = next(file.iter_batches(batch_size=64, columns=["token_ids"]), None)
-    ids = None if head is None or not len(head) else head.column(0)
-    mean = len(ids.flatten()) / len(ids) if hasattr(ids, "flatten") else 1
-    fits = min(max_tokens / max(1, mean), max_tokens * _TOKEN_BYTES / max(1, size / rows))
+    fits = min(max_tokens / max(1.0, _mean_length(file)), max_tokens * _TOKEN_BYTES / max(1, size / rows))
     return min(max(1, int(fits)), 1 << 16)
+
+
+def _mean_length(file: Any) -> float:
+    """Tokens of one of the first sequences, 0 if nothing can be said."""
+    for head in file.iter_batches(batch_size=64, columns=["token_ids"]):
+        ids = head.column(0)
+        return len(ids.flatten()) / max(1, len(ids)) if hasattr(ids, "flatten") else 0.0
+    return 0.0
 
 
 def _pieces(rollouts: Rollouts, max_tokens: int) -> Iterator[Rollouts]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from onepolicy.engines import open as opening
 from onepolicy.engines.base import EngineSpec, SamplingParams, options_of
 from onepolicy.engines.open import engine_class, open_engine
 from onepolicy.engines.shards import sample_shards, score_shards, shard_slices
-from onepolicy.errors import EngineError, UnknownName, UsageError
+from onepolicy.errors import EngineError, MissingExtra, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Values
 
@@ -60,6 +62,19 @@ def test_every_engine_of_the_table_declares_itself_without_its_heavy_packages() 
         assert name == cls.NAME
         assert cls.SAMPLES or cls.SCORES
         assert all(switch.meaning for switch in cls.SWITCHES.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "package"), [("hf:tiny", "torch"), ("hf:tiny", "transformers"), ("vllm:tiny", "vllm")]
+)
+def test_a_missing_package_is_named_with_its_extra(spec: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "transformers":
+        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    wanted = f"needs the package '{package}': pip install 'onepolicy[{spec.partition(':')[0]}]'"
+    with pytest.raises(MissingExtra) as caught, open_engine(spec, in_process=True):
+        pass
+    assert wanted in str(caught.value) and caught.value.exit_code == 2
 
 
 def test_plugins_are_asked_only_for_names_that_the_table_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.open import open_engine
 from onepolicy.engines.shards import sample_shards, score_shards
 from onepolicy.engines.worker import WorkerEngine
-from onepolicy.errors import ContentError, EngineDied, EngineError, EngineTimeout, UnknownName
+from onepolicy.errors import ContentError, EngineDied, EngineError, EngineTimeout, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts, column_values, concat
 from onepolicy.types import Lists, Scoring, Values
 
@@ -157,6 +157,32 @@ def test_an_interpreter_without_onepolicy_is_one_clear_line(tmp_path: Path) -> N
         WorkerEngine(OddEngine, "here", {}, python=str(python), log=tmp_path / "log")
 
 
+def test_an_interpreter_that_is_not_there_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(UsageError, match=r"its interpreter .*/no/python cannot be started"):
+        WorkerEngine(OddEngine, "here", {}, python="/no/python")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_request_closes_the_worker(started: list[WorkerEngine]) -> None:
+    engine = start(started, "slow")
+    engine.score(rollouts_of([1]))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.score(rollouts_of([2]))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(EngineError, match="its last request was interrupted"):
+        engine.fingerprint()
+    assert engine.pid is None
+
+
 def test_an_answer_that_no_frame_can_hold_is_an_error_and_not_a_hang(started: list[WorkerEngine]) -> None:
     with pytest.raises(EngineError, match="cannot carry a value of type object"):
         start(started, "unpackable").encode([])
@@ -167,16 +193,17 @@ def test_everything_dies_with_the_parent() -> None:
         "import sys, time; sys.path[:0] = sys.argv[1:]\n"
         "from odd_engines import OddEngine; from onepolicy.engines.worker import WorkerEngine\n"
         "e = WorkerEngine(OddEngine, 'here', {'mode': 'parent'})\n"
-        "print(e.pid, e.fingerprint()['child'], e.log, flush=True); time.sleep(600)"
+        "print(e.pid, e.fingerprint()['child'], e.log, e._scratch, flush=True); time.sleep(600)"
     )
     path = [str(Path(onepolicy.__file__).parents[1]), str(Path(__file__).parent)]
     with subprocess.Popen([sys.executable, "-c", code, *path], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child, grandchild, log = parent.stdout.readline().split()
+        child, grandchild, log, scratch = parent.stdout.readline().split()
         assert alive(int(child)) and alive(int(grandchild))
         parent.kill()
     assert gone(int(child)) and gone(int(grandchild))
     Path(log).unlink()
+    assert not Path(scratch).exists()
 
 
 def test_an_exception_in_the_block_ends_the_worker() -> None:

@@ -1,0 +1,65 @@
+"""Where results go: files that are never replaced unasked, and the terminal."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from onepolicy.errors import UsageError
+from onepolicy.types import Report
+
+
+def require_free(path: Path | None, overwrite: bool, suffixes: Iterable[str]) -> None:
+    """Asked before any engine starts: can the result be written there? Errors: `UsageError`."""
+    if path is None:
+        return
+    if path.suffix.lower() not in suffixes:
+        raise UsageError(f"output {path}: got the suffix {path.suffix!r}, wanted one of {', '.join(suffixes)}")
+    if path.is_dir() or (path.exists() and not overwrite):
+        what = "is a folder" if path.is_dir() else "exists; --overwrite replaces it"
+        raise UsageError(f"output {path} {what}")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"output {path}: {path.parent} is not a folder that can be written to")
+
+
+def show(report: Report, output: Path | None, as_json: bool) -> int:
+    """Saves the report, prints it, and gives its exit code."""
+    from onepolicy.report import RENDERERS
+
+    if output is not None:
+        save(RENDERERS["json"](report), output)
+    if as_json:
+        say(RENDERERS["json"](report))
+    else:
+        width = shutil.get_terminal_size((100, 40)).columns
+        say(RENDERERS["text"](report, width=width, color=coloured()).rstrip("\n"))
+    return report.outcome.exit_code
+
+
+def save(text: str, path: Path) -> None:
+    """Writes the file whole or not at all. Errors: `UsageError`."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as err:
+        raise UsageError(f"cannot write {path}: {err.strerror or err}") from err
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def say(text: str) -> None:
+    """To stdout. A reader that has gone changes no verdict."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def coloured() -> bool:
+    """Colours only on a terminal that wants them (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
