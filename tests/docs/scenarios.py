@@ -26,7 +26,7 @@ PROMPT = 4
 def batch(
     sequences: int = 64, tokens: int = 40, noise: float = 0.03, sharper: float = 1.0, scorer: str = "bfloat16"
 ) -> Rollouts:
-    """`sequences` x `tokens` drawn tokens behind a prompt; `sharper` > 1 draws from a sharper distribution than it tells."""
+    """`sequences` x `tokens` drawn tokens behind a prompt; `sharper` > 1: drawn sharper than told."""
     rng = np.random.default_rng(20261130)
     shape = (sequences, PROMPT + tokens)
     p = rng.uniform(0.05, 0.95, shape)
@@ -107,7 +107,7 @@ class Breaking(FakeEngine):
         self._calls += 1
         if self._calls > 1:
             raise self._error
-        return super().score(rollouts, distributions=distributions)
+        return replace(super().score(rollouts, distributions=distributions), entropy=None, varentropy=None)
 
 
 def _broken(error: Exception) -> Report:
@@ -189,7 +189,10 @@ def _overflow() -> Report:
 
 
 _VOCABULARIES = ({"engine": "vllm", "vocab_size": 128256}, {"engine": "hf", "vocab_size": 128264})
-_TOKENIZERS = ({"engine": "vllm", "tokenizer_digest": "5cc5f00a9d1e"}, {"engine": "hf", "tokenizer_digest": "c2b1a37ce04f"})
+_TOKENIZERS = (
+    {"engine": "vllm", "tokenizer_digest": "5cc5f00a9d1e"},
+    {"engine": "hf", "tokenizer_digest": "c2b1a37ce04f"},
+)
 _WEIGHTS = ({"engine": "vllm", "weights_digest": "1cde46dd1a9d"}, {"engine": "hf", "weights_digest": "897ddd56cbe5"})
 
 SCENARIOS: dict[str, Callable[[], Report]] = {
@@ -214,7 +217,7 @@ SCENARIOS: dict[str, Callable[[], Report]] = {
     "not-measured": lambda: with_own_bounds(batch(), 'metric = "kl_sampler_scorer_exact/mean"\nat_most = 1e-3'),
     "too-few-tokens": lambda: judged(batch(tokens=8)),
     "too-few-clusters": lambda: judged(batch(sequences=8, tokens=200)),
-    "undecided": lambda: judged(batch(noise=0.125)),
+    "undecided": lambda: judged(batch(noise=0.132)),
     "nonfinite-terms": _overflow,
     "kl-withheld": _kl_withheld,
     "semantics-undeclared": lambda: judged(declared(batch(), logprob_semantics=None), "bf16"),

@@ -9,12 +9,13 @@ import os
 import re
 from pathlib import Path
 
-import onepolicy
 import pytest
+from scenarios import SCENARIOS
+
+import onepolicy
 from onepolicy.cli.explain import plain_text
 from onepolicy.codes import CODES, page
 from onepolicy.report.text import render
-from scenarios import SCENARIOS
 
 PAGES = Path(onepolicy.__file__).parent / "pages"
 WIDTH = 78
@@ -65,7 +66,9 @@ def test_pages_name_only_codes_that_exist(code: str):
 def test_links_are_public_and_whole():
     for path in PAGES.glob("*.md"):
         for url in re.findall(r"\(([^)\s]*://[^)\s]*)\)", path.read_text(encoding="utf-8")):
-            assert re.fullmatch(r"https://(github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|arxiv\.org/abs/[\d.]+)", url), url
+            assert re.fullmatch(
+                r"https://(github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|arxiv\.org/abs/[\d.]+)", url
+            ), url
 
 
 def test_pages_read_as_plain_text():

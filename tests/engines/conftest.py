@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,26 +12,10 @@ from onepolicy.engines.open import open_engine
 from onepolicy.engines.shards import sample_shards
 from onepolicy.rollouts import Rollouts, concat
 
-THINGS = [
-    "cats",
-    "dogs",
-    "fire",
-    "water",
-    "the",
-    "sun",
-    "the",
-    "moon",
-    "trees",
-    "birds",
-    "rivers",
-    "stones",
-    "bread",
-    "milk",
-    "snow",
-    "rain",
-    "songs",
-    "books",
-]
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded: two engines share few cores here
+
+THINGS = ("cats", "dogs", "fire", "water", "the sun", "the moon", "trees", "birds")
+THINGS += ("rivers", "stones", "bread", "milk", "snow", "rain", "songs", "books")
 ASKS = ("What do you know about {}?", "Tell a story about {}.", "Count the {}.", "Why do people like {}?")
 
 
@@ -43,7 +28,7 @@ def vllm() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def recorded(vllm: Engine) -> Rollouts:
     """64 chat prompts, one reply each of at most 64 tokens, drawn at temperature 1, fp32."""
-    prompts = vllm.encode([[{"role": "user", "content": ask.format(thing)}] for thing in THINGS[:16] for ask in ASKS])
+    prompts = vllm.encode([[{"role": "user", "content": ask.format(thing)}] for thing in THINGS for ask in ASKS])
     return concat(list(sample_shards(vllm, prompts, SamplingParams(max_tokens=64, seed=1))))
 
 

@@ -20,7 +20,9 @@ from onepolicy.types import Report
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `record` wrote.")],
     scorer: Annotated[str, typer.Option(metavar="ENGINE", help="name:target?key=value, as hf:DIR?dtype=bfloat16.")],
-    sampler_side: Annotated[str, typer.Option(help="Which recorded scoring to compare with.")] = "sampler",
+    sampler_side: Annotated[
+        str, typer.Option(metavar="NAME", help="Which recorded scoring to compare with.")
+    ] = "sampler",
     bounds: options.Bounds = None,
     view: options.View = "drawn",
     reply_length: options.ReplyLength = None,
@@ -37,7 +39,7 @@ def check(
 
     \b
     Example:
-      onepolicy check rollouts.parquet --scorer hf:MODEL?dtype=bfloat16 -o report.json
+      onepolicy check rollouts.parquet --scorer 'hf:MODEL?dtype=bfloat16' -o report.json
     """
     from onepolicy.check import check_file
     from onepolicy.cli.outputs import require_free, show

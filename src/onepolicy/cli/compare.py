@@ -12,9 +12,11 @@ from onepolicy.cli import options
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="FILE", help="Rollouts with the first scoring.")],
-    b: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="With the second. Default: FILE itself.")] = None,
-    first: Annotated[str, typer.Option("--a", help="The first scoring: the side that drew the tokens.")] = "sampler",
-    second: Annotated[str, typer.Option("--b", help="The second scoring.")] = "old",
+    b: Annotated[Path | None, typer.Argument(metavar="OTHER", help="With the second. Default: FILE itself.")] = None,
+    first: Annotated[
+        str, typer.Option("--a", metavar="NAME", help="The first scoring: the side that drew the tokens.")
+    ] = "sampler",
+    second: Annotated[str, typer.Option("--b", metavar="NAME", help="The second scoring.")] = "old",
     bounds: options.Bounds = None,
     view: options.View = "drawn",
     reply_length: options.ReplyLength = None,

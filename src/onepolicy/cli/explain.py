@@ -11,7 +11,7 @@ import typer
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A finding code, metric, alias or preset. Default: list all.")
+        str | None, typer.Argument(metavar="NAME", help="A finding code, metric, alias or preset. Default: list all.")
     ] = None,
 ) -> int:
     """What a finding code, a metric or a preset means.

@@ -16,10 +16,14 @@ Bounds = Annotated[
     ),
 ]
 View = Annotated[
-    str, typer.Option("--view", help="Which tokens: drawn (by the sampler), loss (those under the loss mask), fixed.")
+    str,
+    typer.Option(
+        "--view", metavar="VIEW", help="Which tokens: drawn (by the sampler), loss (those under the loss mask), fixed."
+    ),
 ]
 ReplyLength = Annotated[
-    int | None, typer.Option("--reply-length", min=1, help="Tokens of your replies. Default: the recorded median.")
+    int | None,
+    typer.Option("--reply-length", min=1, metavar="N", help="Tokens of your replies. Default: the recorded median."),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="REPORT.json", help="Save the report; `judge` reads it.")

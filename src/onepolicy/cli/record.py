@@ -16,20 +16,20 @@ def record(
     sampler: Annotated[str, typer.Option(metavar="ENGINE", help="name:target?key=value, as vllm:DIR?dtype=bfloat16.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .parquet or .jsonl file.")],
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=_DEFAULT_PROMPTS)] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="1 switches it off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=-1, help="0 switches it off.")] = 0,
-    min_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="0 switches it off.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=1, help="Replies to each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest reply.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="X", help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="X", help="1 switches it off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=-1, metavar="N", help="0 switches it off.")] = 0,
+    min_p: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="X", help="0 switches it off.")] = 0.0,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Replies to each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the draws.")] = 0,
     overwrite: options.Overwrite = False,
 ) -> int:
     """Draw replies from a sampler; keep their ids and log-probs.
 
     \b
     Example:
-      onepolicy record --sampler vllm:MODEL?dtype=bfloat16 -o rollouts.parquet
+      onepolicy record --sampler 'vllm:MODEL?dtype=bfloat16' -o rollouts.parquet
     """
     from onepolicy.cli.outputs import require_free, say
     from onepolicy.cli.progress import progress

@@ -1,4 +1,4 @@
-"""The child side of a worker: `python -m onepolicy.engines.worker_main FD SCRATCH`, started by `worker.WorkerEngine` only.
+"""The child side of a worker: `python -m onepolicy.engines.worker_main FD SCRATCH`, started by `WorkerEngine`.
 
 It holds one engine and answers one request at a time over the socket FD. stdout and stderr are the log: whatever a
 library prints there cannot disturb the protocol. When the parent goes away, however it dies, the directory SCRATCH is

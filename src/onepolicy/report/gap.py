@@ -22,7 +22,6 @@ _ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("KL exact", "kl_sampler_scorer_exact/mean", number),
     ("mean ratio", "ratio/mean", near_one),
     ("bit-equal", "bit_equal/share", share),
-    ("outside clip", "outside_clip/share", share),
 )
 
 
@@ -38,7 +37,7 @@ def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     rows = (
         (
             "whole-answer log-ratio",
-            f"{number(found['drift'])} ± {number(found['spread'])}",
+            f"{number(found['drift'], 2)} ± {number(found['spread'], 2)}",
             "nats, drift ± spread (normalised)",
         ),
         ("median answer's ratio", factor(found["median_ratio"]), "e^drift (normalised)"),
@@ -53,7 +52,7 @@ def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     for label, value, note in rows:
         grid.add_row(f"  {label}", value, note, style="dim" if unjudged else "")
     yield grid
-    yield Text("  normalised: the mean ratio stays 1, so answers drift; the walk leaves that out", style="dim")
+    yield Text("  normalised: mean ratio stays 1, so answers drift; the walk leaves that out", style="dim")
 
 
 def gap_table(report: Report, unjudged: bool) -> Iterator[RenderableType]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 
 
-def number(x: float | None) -> str:
-    """Three significant digits; a dash for what is not there."""
+def number(x: float | None, digits: int = 3) -> str:
+    """`digits` significant digits; a dash for what is not there."""
     if x is None:
         return "–"
     if not math.isfinite(x) or x == 0:
         return f"{x + 0:g}"  # + 0: no minus zero
-    return f"{x:,.0f}" if 1000 <= abs(x) < 1e9 else f"{x:.3g}"
+    return f"{x:,.0f}" if 1000 <= abs(x) < 1e9 else _short_power(f"{x:.{digits}g}")
+
+
+def _short_power(text: str) -> str:
+    """1.5e-06 as 1.5e-6."""
+    return re.sub(r"e([+-])0", r"e\1", text)
+
+
+def count(n: int) -> str:
+    """A count; from 100,000 up in thousands, from a million up in millions."""
+    return f"{n:,}" if n < 100_000 else f"{n / 1e3:,.0f}k" if n < 1_000_000 else f"{n / 1e6:,.1f}M"
 
 
 def interval(lower: float | None, upper: float | None) -> str:
@@ -28,7 +39,7 @@ def share(x: float | None) -> str:
     """A share as percent; very small ones as a power of ten."""
     if x is None or not math.isfinite(x):
         return number(x)
-    return f"{100 * x:.3g}%" if x == 0 or abs(x) >= 1e-5 else f"{x:.0e}"
+    return f"{100 * x:.3g}%" if x == 0 or abs(x) >= 1e-5 else _short_power(f"{x:.0e}")
 
 
 def factor(x: float | None) -> str:

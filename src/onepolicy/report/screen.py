@@ -17,7 +17,7 @@ from rich.text import Text
 
 from onepolicy.codes import CODES
 from onepolicy.report.gap import answer, gap_table
-from onepolicy.report.numbers import number
+from onepolicy.report.numbers import count, number
 from onepolicy.report.text import escaped
 from onepolicy.report.tokens import worst_tokens
 from onepolicy.types import Finding, Gate, Outcome, Report, Severity
@@ -70,11 +70,11 @@ def _verdict(report: Report) -> Iterator[RenderableType]:
     head = Text(no_wrap=False)
     head.append(f" {report.outcome.value.upper()} ", style=f"bold reverse {style}")
     head.append(f" {_sentence(report)}", style="bold")
-    head.append(f"  (bounds: {escaped(report.preset, 60)})")
     yield head
     for name, fingerprint in report.fingerprints.items():
         dtype = (report.context.get("dtypes") or {}).get(name)
         yield Padding(Text(f"{escaped(name, 16):<9}{_engine(fingerprint, dtype)}"), (0, 0, 0, 2))
+    yield Padding(Text(f"bounds   {escaped(report.preset, 60)}"), (0, 0, 0, 2))
     yield Padding(Text(_counted(report), style="dim"), (0, 0, 0, 2))
 
 
@@ -82,12 +82,7 @@ def _sentence(report: Report) -> str:
     """The verdict in words: the title of the finding that made it."""
     made_it = [f for f in report.findings if f.outcome is report.outcome]
     title = CODES[made_it[0].code].title if made_it else ""
-    return {
-        Outcome.PASS: "the two sides agree within every bound",
-        Outcome.DRIFT: title,
-        Outcome.INCONCLUSIVE: f"not decided: {title}",
-        Outcome.ERROR: title,
-    }[report.outcome]
+    return "the two sides agree within every bound" if report.outcome is Outcome.PASS else title
 
 
 _PACKAGE = {"hf": "transformers", "fake": "onepolicy", "callable": "onepolicy"}
@@ -210,7 +205,7 @@ def _word(gate: Gate) -> str:
 
 def _seen(gate: Gate) -> str:
     if gate.outcome is Outcome.INCONCLUSIVE and gate.would_decide:
-        return f"{gate.would_decide[0]:,} tokens"
+        return f"{count(gate.would_decide[0])} tokens"
     return number(gate.smallest_seen)
 
 
@@ -224,7 +219,7 @@ def _next(report: Report) -> Iterator[RenderableType]:
     first = next((f for f in report.findings if not _is_note(f)), None)
     tighter = _TIGHTER.get(report.preset, "strict")
     if first is not None:
-        said = f"causes, and what to do about them:  onepolicy explain {first.code}"
+        said = f"causes and remedies:  onepolicy explain {first.code}"
     elif tighter:
         said = f"would tighter bounds pass too?  onepolicy judge REPORT --bounds {tighter}"
     else:
