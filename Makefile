@@ -43,7 +43,7 @@ lint: $(VENV)/.core
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.engines
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml
 
 docs: $(VENV)/.core
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs

@@ -12,6 +12,8 @@ from onepolicy.errors import AlignmentError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import BoolArray, FloatArray, LogprobPairs, Scoring, Values
 
+#: Below this temperature engines take the argmax.
+GREEDY = 1e-5
 _NEUTRAL = {
     "top_p": (1.0,),
     "top_k": (0, -1),
@@ -111,16 +113,19 @@ def _optional(col: Values | None) -> FloatArray | None:
 def estimable(rollouts: Rollouts) -> BoolArray:
     """`[S]`: the sampler's reported distribution is the one it drew from, as far as that is declared.
 
-    `processed` always is; `temperature` with no truncation or penalties; `raw` at temperature 1 besides. Undeclared
-    counts as yes (and is noted by `judge`): nothing contradicts it.
+    `processed` is; `temperature` with no truncation or penalties; `raw` at temperature 1 besides; greedy replies never.
+    Undeclared counts as yes (and is noted by `check`): nothing contradicts it.
     """
     out = np.ones(len(rollouts), dtype=bool)
     for i in range(len(rollouts)):
-        semantics = rollouts.record("logprob_semantics", i)
+        semantics, temperature = (rollouts.record(n, i) for n in ("logprob_semantics", "temperature"))
+        if temperature is not None and temperature < GREEDY:
+            out[i] = False  # the argmax was taken: nothing was drawn
+            continue
         if semantics in (None, "processed"):
             continue
         changed = [n for n, neutral in _NEUTRAL.items() if rollouts.record(n, i) not in (None, *neutral)]
-        hot = semantics == "raw" and rollouts.record("temperature", i) not in (None, 1.0)
+        hot = semantics == "raw" and temperature not in (None, 1.0)
         out[i] = not (changed or hot)
     return out
 

@@ -125,6 +125,7 @@ def test_missing_records() -> None:
         ("raw", {"temperature": 1.0, "top_k": 50}, False),
         ("raw", {"temperature": 1.0, "repetition_penalty": 1.1}, False),
         (None, {"temperature": 0.7}, True),
+        ("processed", {"temperature": 0.0}, False),
     ],
 )
 def test_where_an_estimator_of_kl_exists(semantics: str | None, change: dict[str, float], wanted: bool) -> None:
