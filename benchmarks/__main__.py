@@ -9,7 +9,7 @@ import sys
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-from benchmarks import check, core, disk
+from benchmarks import check, core, disk  # noqa: E402
 
 BENCHMARKS = {"core": core.main, "disk": disk.main, "check": check.main}
 

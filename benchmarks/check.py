@@ -24,8 +24,12 @@ def main() -> None:
     report, _ = check(rollouts, SCORER)
     checked = time.perf_counter() - began
     print(f"record and check of {rollouts.n_tokens:,} tokens, {SAMPLER} against {SCORER}: {report.outcome}")
-    print(f"  record {recorded:6.1f} s, engine start and bare generate {bare_sample:6.1f} s: {recorded / bare_sample:.2f} x")
-    print(f"  check  {checked:6.1f} s, engine start and bare forward  {bare_score:6.1f} s: {checked / bare_score:.2f} x")
+    print(
+        f"  record {recorded:6.1f} s, engine start and bare generate {bare_sample:6.1f} s: {recorded / bare_sample:.2f} x"
+    )
+    print(
+        f"  check  {checked:6.1f} s, engine start and bare forward  {bare_score:6.1f} s: {checked / bare_score:.2f} x"
+    )
 
 
 def _bare_sample() -> float:

@@ -15,7 +15,7 @@ PROMPT = 128
 
 
 def rollouts(tokens: int, seed: int = 0) -> Rollouts:
-    """About `tokens` tokens: prompts of 128, replies of 200 to 1,800, groups of 8; sampler and old log-probs, float32."""
+    """About `tokens` tokens: prompts of 128, replies of 200 to 1,800, groups of 8; two float32 log-probs."""
     rng = np.random.default_rng(seed)
     n = max(8, tokens // 1128)
     lengths = rng.integers(200, 1800, n) + PROMPT

@@ -59,7 +59,9 @@ def truth(key: str) -> float:
     return SD**2 / 2 if key.startswith("kl_") else 0.0
 
 
-def misses(kind: str, clusters: int, runs: int, effect: float = EFFECTS["alike"], seed: int = 0) -> dict[str, tuple[float, float]]:
+def misses(
+    kind: str, clusters: int, runs: int, effect: float = EFFECTS["alike"], seed: int = 0
+) -> dict[str, tuple[float, float]]:
     """metric -> (share of runs with the truth above the upper limit, below the lower)."""
     rng = np.random.default_rng([seed, clusters, SIZES.index(kind)])
     above, below = dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, 0)
@@ -79,11 +81,11 @@ def table(runs: int) -> str:
     lines = [
         "# Coverage of the intervals",
         "",
-        f"Simulated, {runs} runs a row (`python lab/coverage.py`, {datetime.date.today()}). Limits are one-sided 99%, so 1% of "
-        "misses on each side is nominal. Under 20 effective clusters a gate is inconclusive whatever its interval says; "
-        "the rows of 8 clusters show why.",
+        f"Simulated, {runs} runs a row (`python lab/coverage.py`, {datetime.date.today()}). Limits are one-sided 99%, "
+        "so 1% of misses on each side is nominal. Under 20 effective clusters a gate is inconclusive whatever its "
+        "interval says; the rows of 8 clusters show why.",
         "",
-        "| prompts | sizes | clusters | k3: truth above upper | k3: below lower | bias: above upper | bias: below lower |",
+        "| prompts | sizes | clusters | k3: above upper | k3: below lower | bias: above upper | bias: below lower |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, effect in EFFECTS.items():

@@ -36,7 +36,7 @@ def rollouts_of(
     rng = np.random.default_rng(seed)
     more = {} if groups is None else {"group_id": Values(np.array(groups, dtype=object))}
     e = entropies or {}
-    opt = lambda name: Values(e[name]) if name in e else None  # noqa: E731
+    opt = lambda name: Values(e[name]) if name in e else None
     return Rollouts(
         offsets,
         {
@@ -47,13 +47,19 @@ def rollouts_of(
         {},
         {
             "sampler": Scoring(
-                Values(np.asarray(a), scored if valid_a is None else valid_a), opt("a_entropy"), opt("a_varentropy"),
-                dtype="bfloat16", scoring_id="a",
-            ),  # fmt: skip
+                Values(np.asarray(a), scored if valid_a is None else valid_a),
+                opt("a_entropy"),
+                opt("a_varentropy"),
+                dtype="bfloat16",
+                scoring_id="a",
+            ),
             "old": Scoring(
-                Values(np.asarray(b), scored if valid_b is None else valid_b), opt("b_entropy"), opt("b_varentropy"),
-                dtype="bfloat16", scoring_id="b",
-            ),  # fmt: skip
+                Values(np.asarray(b), scored if valid_b is None else valid_b),
+                opt("b_entropy"),
+                opt("b_varentropy"),
+                dtype="bfloat16",
+                scoring_id="b",
+            ),
         },
     )
 

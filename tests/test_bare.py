@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from test_layers import CORE, SRC
 
 pytestmark = pytest.mark.bare
@@ -71,7 +72,9 @@ print(judge(reduce(align(from_records(rows)), METRICS.values()), load("bitwise")
 
 
 def test_the_command_without_its_packages_says_what_to_install(bare: Path) -> None:
-    got = run(bare, "from onepolicy.cli.main import main; import sys; sys.argv = ['onepolicy', '--help']; sys.exit(main())")
+    got = run(
+        bare, "from onepolicy.cli.main import main; import sys; sys.argv = ['onepolicy', '--help']; sys.exit(main())"
+    )
     assert got.returncode == 2
     assert got.stderr.count("\n") == 1
     assert "pip install 'onepolicy[cli]'" in got.stderr

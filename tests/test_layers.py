@@ -82,7 +82,9 @@ def imports(tree: ast.AST) -> list[tuple[str, bool]]:
             if isinstance(child, ast.Import):
                 found.extend((alias.name, top) for alias in child.names)
             elif isinstance(child, ast.ImportFrom) and child.level == 0 and child.module:
-                names = [f"{child.module}.{a.name}" for a in child.names] if child.module == "onepolicy" else [child.module]
+                names = (
+                    [f"{child.module}.{a.name}" for a in child.names] if child.module == "onepolicy" else [child.module]
+                )
                 found.extend((name, top) for name in names)
             walk(child, top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 

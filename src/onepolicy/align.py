@@ -14,7 +14,7 @@ from onepolicy.types import BoolArray, FloatArray, LogprobPairs, Scoring, Values
 
 #: Below this temperature engines take the argmax.
 GREEDY = 1e-5
-_NEUTRAL = {
+_NEUTRAL: dict[str, tuple[float, ...]] = {
     "top_p": (1.0,),
     "top_k": (0, -1),
     "min_p": (0.0,),

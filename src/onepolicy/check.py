@@ -102,7 +102,9 @@ def _has_side(rollouts: Rollouts, side: str) -> None:
     """Asked before an engine is started: a minute of loading should not end in this."""
     if side not in rollouts.scorings:
         have = ", ".join(f"{k}_logprobs" for k in rollouts.scorings) or "no log-probs"
-        raise ContentError(f"the rollouts have no '{side}_logprobs' (they have {have}); record them, or name another side")
+        raise ContentError(
+            f"the rollouts have no '{side}_logprobs' (they have {have}); record them, or name another side"
+        )
 
 
 def _check(
@@ -182,13 +184,15 @@ def compare(
     preset = preset or load(default_preset([left.dtype, right.dtype]))
     sums = reduce(pairs, METRICS.values(), view)
     length = reply_length or median_reply(pairs)
+    # two files may call their sides alike: a name stands for one engine in the report
+    x, y = names if names[0] != names[1] else (names[0], f"{names[1]} (second)")
     return judged(
         sums,
         preset,
         length,
         [*seen, *meaning_findings(a, left, right)],
-        {names[0]: left.fingerprint, names[1]: right.fingerprint},
-        {"dtypes": {names[0]: left.dtype, names[1]: right.dtype}},
+        {x: left.fingerprint, y: right.fingerprint},
+        {"dtypes": {x: left.dtype, y: right.dtype}},
     ), pairs
 
 
@@ -201,9 +205,7 @@ def judged(
     context: Mapping[str, Any],
 ) -> Report:
     """`judge` plus what the gap does at the reply length."""
-    report = judge(
-        sums, preset, fingerprints=fingerprints, run_findings=seen, reply_length=length, context=context
-    )
+    report = judge(sums, preset, fingerprints=fingerprints, run_findings=seen, reply_length=length, context=context)
     return replace(report, context={**report.context, "answer": answer_from(report.measurements, length)})
 
 
@@ -222,7 +224,7 @@ def median_reply(pairs: LogprobPairs) -> int:
 
 
 def declared_as(rollouts: Rollouts, declare: Mapping[str, str]) -> Rollouts:
-    """The rollouts with record columns set that were not declared. Errors: `UsageError` for what is declared otherwise."""
+    """The rollouts with record columns set that were not. Errors: `UsageError` for what is declared otherwise."""
     names = ("logprob_semantics", "temperature", "top_p", "top_k", "min_p")
     names += ("repetition_penalty", "presence_penalty", "frequency_penalty")
     columns = dict(rollouts.records)
@@ -268,10 +270,10 @@ def meaning_findings(rollouts: Rollouts, left: Scoring, right: Scoring) -> list[
     out: list[Finding] = []
     if any(semantics is None for semantics, _, _ in rows):
         out.append(finding("semantics-undeclared", "logprob_semantics is null in some records", origin="run"))
-    if left.semantics and right.semantics and left.semantics != right.semantics:
-        if any(hot or cut for _, hot, cut in rows):
-            message = f"the first side is {left.semantics!r}, the second {right.semantics!r}"
-            out.append(finding("semantics-differ", message, origin="run"))
+    differ = left.semantics and right.semantics and left.semantics != right.semantics
+    if differ and any(hot or cut for _, hot, cut in rows):
+        message = f"the first side is {left.semantics!r}, the second {right.semantics!r}"
+        out.append(finding("semantics-differ", message, origin="run"))
     return out
 
 

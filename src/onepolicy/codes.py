@@ -1,7 +1,7 @@
 """Every finding code: its rank in the order of suspicion, its severity, what it says, what to do.
 
-Rank: 1 integrity of the record, 2 tokens, 3 meaning of the log-probs, 4 staleness, 5 numerics, 6 not decided, 7 notes. A
-failing finding that `withholds` leaves the numbers below it unjudged. Each code has a page, `onepolicy explain CODE`.
+Rank: 1 integrity of the record, 2 tokens, 3 meaning of the log-probs, 4 staleness, 5 numerics, 6 not decided, 7 notes.
+A failing finding that `withholds` leaves the numbers below it unjudged. Each code has a page, `onepolicy explain CODE`.
 
 To add one: a row here and `pages/<code>.md`.
 """
@@ -83,7 +83,7 @@ CODES: dict[str, Code] = {
         _FAIL,
         _DRIFT,
         "a drawn token has probability zero on one side only",
-        "One side truncates (top-p, top-k, min-p) what the other drew: replay the sampling mask, or truncate on neither.",
+        "One side truncates (top-p, top-k, min-p) what the other drew: replay the sampling mask, or truncate nowhere.",
     ),
     "not-drawn-from-reported": Code(
         3,
@@ -155,7 +155,7 @@ CODES: dict[str, Code] = {
 def finding(code: str, message: str, **more: Any) -> Finding:
     """A `Finding` with the code's severity, outcome and advice, unless given otherwise."""
     spec = CODES[code]
-    given = {"severity": spec.severity, "outcome": spec.outcome, "advice": spec.advice, **more}
+    given: dict[str, Any] = {"severity": spec.severity, "outcome": spec.outcome, "advice": spec.advice, **more}
     return Finding(code=code, message=message, **given)
 
 
@@ -169,5 +169,8 @@ def page(code: str) -> str:
 def by_rank(findings: list[Finding]) -> list[Finding]:
     """In the order of suspicion: by rank, a failure before a warning; notes that change nothing come last."""
     order: Mapping[Severity, int] = {_FAIL: 0, _WARN: 1, _INFO: 2}
-    is_note = lambda f: f.severity is _INFO and f.outcome is _PASS
-    return sorted(findings, key=lambda f: (is_note(f), CODES[f.code].rank, order[f.severity]))
+
+    def place(f: Finding) -> tuple[bool, int, int]:
+        return f.severity is _INFO and f.outcome is _PASS, CODES[f.code].rank, order[f.severity]
+
+    return sorted(findings, key=place)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy import histogram as hist
-from onepolicy.grid import GRID_BITS, to_float
-from onepolicy.intervals import CONFIDENCE, t_quantile
+from onepolicy.grid import to_float
+from onepolicy.intervals import CONFIDENCE, t_cdf, t_quantile
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.tail import WITHHOLD_ABOVE, pareto_k
 from onepolicy.sums import Metric, Quantile, Sums, Total
@@ -21,7 +21,7 @@ LEAST_CLUSTERS = 20
 
 
 class Totals:
-    """What a metric's `compute` sees: totals of its own terms, as floats or as `[C]` arrays with one cluster left out."""
+    """What a metric's `compute` sees: totals of its terms, as floats or as `[C]` arrays with one cluster left out."""
 
     def __init__(self, sums: Sums, metric: Metric) -> None:
         self._sums, self._keys = sums, metric.term_keys()
@@ -35,7 +35,7 @@ class Totals:
         for name, key in self._keys.items():
             total, rows = self._sums.totals[key], self._sums.rows[key]
             found = [rows.get(i, (0, 0)) for i in ids]
-            x = np.array([(total.total - row[0]) / (1 << GRID_BITS) for row in found])
+            x = np.array([to_float(total.total - row[0]) for row in found])
             n = np.array([total.n - row[1] for row in found], dtype=np.float64)
             out._left_out[name] = (x, n)
         return out
@@ -110,12 +110,19 @@ def _heavy_tail(sums: Sums) -> bool:
 def _measure(sums: Sums, m: Metric, heavy: bool) -> Measurement:
     why = _unmeasured(sums, m)
     if why:
-        return Measurement(m.key, None, 0, scale=m.scale, why=why)
+        return Measurement(m.key, None, 0, _nonfinite(sums, m), scale=m.scale, why=why)
     if m.reducer in ("max", "min"):
         return _extreme(sums, m)
     if m.reducer == "histogram":
         return _from_histogram(sums, m)
     return _from_sums(sums, m, heavy)
+
+
+def _nonfinite(sums: Sums, m: Metric) -> int:
+    prefix = "extremes:" if m.reducer in ("max", "min") else ""
+    return max(
+        (sums.totals[prefix + k].nonfinite for k in m.term_keys().values() if prefix + k in sums.totals), default=0
+    )
 
 
 def _unmeasured(sums: Sums, m: Metric) -> str | None:
@@ -169,14 +176,31 @@ def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
     Deleting groups from the quantile itself would give zero error whenever its bin does not move (Woodruff 1952).
     """
     codes, counts = quantile_table(sums, read)
-    counts = counts[counts.sum(axis=1) > 0]
     total = counts.sum(axis=0)
     at = int(np.searchsorted(np.cumsum(total), max(1, math.ceil(read.q * total.sum() - 1e-9))))
-    n, below = counts.sum(axis=1).astype(float), counts[:, :at].sum(axis=1).astype(float)
-    share = (below.sum() - below) / (n.sum() - n)
-    width = t_quantile(CONFIDENCE, len(counts) - 1) * (_jackknife_error(share) or 0.0)
+    _, error, groups = _share_of_bins(counts, at)
+    width = t_quantile(CONFIDENCE, groups - 1) * error
     low, high = (hist.quantile(codes, total, min(max(read.q + s * width, 0.0), 1.0)) for s in (-1, 1))
     return _read(low, read), _read(high, read)
+
+
+def _share_of_bins(counts: IntArray, n_bins: int) -> tuple[float, float, int]:
+    """(share of values in the first `n_bins`, its standard error by deleting hashed groups, groups) of `[GROUPS, K]`."""
+    n, below = (counts[:, :k].sum(axis=1).astype(float) for k in (counts.shape[1], n_bins))
+    n, below = n[n > 0], below[n > 0]
+    left_out = (below.sum() - below) / (n.sum() - n)
+    return float(below.sum() / n.sum()), _jackknife_error(left_out) or 0.0, len(n)
+
+
+def quantile_p_value(sums: Sums, read: Quantile, at_most: float) -> float:
+    """One-sided p of "the quantile is at most `at_most`": the share of values up to there is at least q."""
+    codes, counts = quantile_table(sums, read)
+    edge = (math.log(at_most) if at_most > 0 else -math.inf) if read.exponent else at_most
+    up_to = int(np.searchsorted(codes, hist.codes(np.array([edge]))[0], side="right"))
+    share, error, groups = _share_of_bins(counts, up_to)
+    if error == 0:
+        return 0.0 if share < read.q else 1.0
+    return t_cdf((share - read.q) / error, groups - 1)
 
 
 def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:

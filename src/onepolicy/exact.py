@@ -37,7 +37,7 @@ def exact_divergences(a: NDArray[Any] | None, b: NDArray[Any] | None) -> dict[st
 
 def normalised(x: NDArray[Any]) -> FloatArray:
     """`[N, V]` log-probs in float64, each row summing to one."""
-    x = np.asarray(x, dtype=np.float64)
+    x = np.ascontiguousarray(x, dtype=np.float64)  # sums of a strided row differ in the last bit
     top = x.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         shifted = x - top

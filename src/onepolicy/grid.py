@@ -42,8 +42,8 @@ class SegmentSums:
         """`[S]`; the same bits for any order of the terms, since every level is exact and added in a fixed order."""
         high, middle, low = self.levels
         out = high + (middle + low)
-        for i, extra in self.large.items():
-            out[i] = to_float(self.to_int(i) if extra else 0)
+        for i in self.large:
+            out[i] = to_float(self.to_int(i))
         return out
 
     def to_int(self, i: int) -> int:
@@ -128,7 +128,7 @@ def to_float(total: int) -> float:
 
 def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[int], list[int]]:
     """Segments added into groups `[S] -> group`: integer totals and counts of finite terms, `[n_groups]` each."""
-    levels = np.stack([np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels])
+    levels: FloatArray = np.stack([np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels])
     totals: list[int] = level_integers(levels).tolist()
     for i, extra in sums.large.items():
         totals[int(group[i])] += extra

@@ -95,9 +95,9 @@ class Histogram:
 def folded(all_codes: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     """The histogram of |x| from that of x: (codes, counts `[GROUPS, K]`)."""
     unique, where = np.unique(np.abs(all_codes), return_inverse=True)
-    out = np.zeros((counts.shape[0], len(unique)), dtype=np.int64)
-    np.add.at(out, (slice(None), where.ravel()), counts)
-    return unique, out
+    out = np.zeros((len(unique), counts.shape[0]), dtype=np.int64)
+    np.add.at(out, where.ravel(), counts.T)
+    return unique, out.T
 
 
 def quantile(all_codes: IntArray, counts: IntArray, q: float) -> float:

@@ -41,9 +41,7 @@ def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(b, a, y, x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)
-    ) / a
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)) / a
     tiny, f, c, d = 1e-300, 1.0, 1.0, 0.0
     for i in range(1000):
         m = i // 2

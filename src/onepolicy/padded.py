@@ -39,27 +39,29 @@ class PaddedTotals:
         return x / y if y else float("nan")
 
 
-def padded_metrics(
-    a: Array, b: Array, mask: Array, metrics: Iterable[Metric], **entropies: Array
-) -> dict[str, float]:
-    """Metrics whose reducer is a sum, of `a` (sampler) and `b` (scorer) log-probs `[B, T]` where `mask` `[B, T]` is true.
+def padded_metrics(a: Array, b: Array, mask: Array, metrics: Iterable[Metric], **entropies: Array) -> dict[str, float]:
+    """Metrics whose reducer is a sum, of `a` (sampler) and `b` (scorer) log-probs `[B, T]` where `mask` is true.
 
     `entropies`: `a_entropy`, `a_varentropy`, `b_entropy`, `b_varentropy`, `[B, T]`; without them surprisal is left out.
     Masked places may hold anything, NaN included. No boolean indexing; the device is read once, at the end.
     Errors: `ContentError` for shapes that differ.
     """
     if not (tuple(a.shape) == tuple(b.shape) == tuple(mask.shape)):
-        raise ContentError(f"shapes differ: {tuple(a.shape)}, {tuple(b.shape)}, mask {tuple(mask.shape)}; wanted one [B, T]")
+        raise ContentError(
+            f"shapes differ: {tuple(a.shape)}, {tuple(b.shape)}, mask {tuple(mask.shape)}; wanted one [B, T]"
+        )
     chosen = [m for m in metrics if m.reducer == "sum" and _can(m, entropies)]
     xp = namespace(a)
-    tokens, keep = _tokens(xp, a, b, mask, entropies)
-    sequences, rows = _sequences(xp, tokens, keep)
-    found: dict[str, tuple[Array, Array]] = {}
-    for m in chosen:
-        for name, key in m.term_keys().items():
-            if key not in found:
-                view, used = (tokens, keep) if m.level == "token" else (sequences, rows)
-                found[key] = _total(xp, m.terms[name](xp, view), used)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        tokens, keep = _tokens(xp, a, b, mask, entropies)
+        sequences, rows = _sequences(xp, tokens, keep)
+        found: dict[str, tuple[Array, Array]] = {}
+        for m in chosen:
+            used = rows if m.level == "sequence" else _used(xp, m.uses, keep, entropies)
+            view = sequences if m.level == "sequence" else tokens
+            for name, key in m.term_keys().items():
+                if key not in found:
+                    found[key] = _total(xp, m.terms[name](xp, view), used)
     read = _transfer(found)
     return {
         m.key: float(m.compute(PaddedTotals({name: read[key] for name, key in m.term_keys().items()}))) for m in chosen
@@ -68,6 +70,13 @@ def padded_metrics(
 
 def _can(m: Metric, entropies: Mapping[str, Array]) -> bool:
     return m.uses != "exact" and all(name in entropies for name in _ENTROPY.get(m.uses, ()))
+
+
+def _used(xp: Any, uses: str, keep: Array, entropies: Mapping[str, Array]) -> Array:
+    """Tokens of a metric: surprisal needs entropy and varentropy besides."""
+    for name in _ENTROPY.get(uses, ()):
+        keep = keep & xp.isfinite(entropies[name])
+    return keep
 
 
 def _tokens(xp: Any, a: Array, b: Array, mask: Array, entropies: Mapping[str, Array]) -> tuple[Tokens, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def _reduce_uses(
     parts = _token_sums(out, tokens, starts, lengths, token_terms)
     if wants_sequences:
         rows = np.flatnonzero(lengths > 0)
-        sums = {k: parts.pop(f"sequence-part:{uses}:{k}").to_float()[rows] for k in SEQUENCE_TERMS}
+        sums = {k: _sequence_column(parts.pop(f"sequence-part:{uses}:{k}"), rows) for k in SEQUENCE_TERMS}
         view = Sequences(lengths[rows].astype(np.float64), sums)
         segments = _sequence_sums(out, view, rows, len(lengths), _terms(metrics, "sequence"))
         parts |= segments
@@ -87,6 +88,11 @@ def _reduce_uses(
             out.worst["sequences"] = _worst_sequences(pairs, view, rows)
     for key, sums_of_key in parts.items():
         _add_rows(out, key, sums_of_key, clusters)
+
+
+def _sequence_column(part: SegmentSums, rows: IntArray) -> FloatArray:
+    """`[len(rows)]` sums of a token term; NaN where one token's term is not finite: that sequence has no such number."""
+    return np.where(part.nonfinite > 0, np.nan, part.to_float())[rows]
 
 
 def _terms(metrics: list[Metric], level: str) -> dict[str, tuple[Any, frozenset[str]]]:
@@ -107,7 +113,7 @@ def _token_sums(
     pieces: dict[str, list[SegmentSums]] = {key: [] for key, (_, r) in terms.items() if r & {"sum", "part"}}
     edges = _chunk_edges(lengths)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+        for lo, hi in itertools.pairwise(edges):
             first, last = int(starts[lo]), int(starts[hi - 1] + lengths[hi - 1])
             chunk = _slice(tokens, first, last)
             for key, (term, reducers) in terms.items():
@@ -154,9 +160,7 @@ def _join(pieces: list[SegmentSums], n: int) -> SegmentSums:
     )
 
 
-def _sequence_sums(
-    out: Sums, view: Sequences, rows: IntArray, n: int, terms: dict[str, Any]
-) -> dict[str, SegmentSums]:
+def _sequence_sums(out: Sums, view: Sequences, rows: IntArray, n: int, terms: dict[str, Any]) -> dict[str, SegmentSums]:
     """Each sequence is a segment of one term, so that sequences and tokens are added into clusters alike."""
     found: dict[str, SegmentSums] = {}
     lengths = np.zeros(n, dtype=np.int64)
@@ -201,7 +205,7 @@ def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
         "both_neg_inf": n(base & pairs.a_valid & pairs.b_valid & np.isneginf(pairs.a) & np.isneginf(pairs.b)),
         "drawn": n(pairs.drawn),
         "drawn_by_a": n(base & pairs.drawn) if pairs.drawn_by == "a" else 0,
-        "viewed_sequences": n(np.add.reduceat(np.append(base, False), pairs.offsets[:-1]) > 0) if len(pairs) else 0,
+        "viewed_sequences": n(selected_segments(pairs.offsets, base)[1]),
         "not_estimable": n(base & ~np.repeat(pairs.estimable, np.diff(pairs.offsets))),
     }
     for side, x, valid in (("a", pairs.a, pairs.a_valid), ("b", pairs.b, pairs.b_valid)):
@@ -281,7 +285,7 @@ def _place(pairs: LogprobPairs, i: int, key: float) -> Place:
 
 def _worst_sequences(pairs: LogprobPairs, view: Sequences, rows: IntArray) -> list[Place]:
     """`position` holds the sequence's token count; a and b its summed log-probs."""
-    size = np.abs(view.log_ratio)
+    size = np.nan_to_num(np.abs(view.log_ratio), nan=0.0, posinf=np.inf)
     order = np.argsort(-size, kind="stable")[: 8 * WORST_SEQUENCES]
     if len(order) < len(size):
         order = np.flatnonzero(size >= size[order[-1]])

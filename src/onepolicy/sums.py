@@ -8,6 +8,7 @@ are decimal strings.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -119,20 +120,19 @@ class Sums:
 
     def merge(self, other: Sums) -> Sums:
         """A new Sums of both. Errors: `MergeError` where they were not made the same way."""
-        self._refuse_unlike(other)
-        out = Sums(self.view, self.names, self.cluster_unit, self.numeric, self.metrics)
-        for part in (self, other):
-            for name, n in part.counts.items():
-                out.counts[name] = out.counts.get(name, 0) + n
-            for name, total in part.totals.items():
-                out.totals.setdefault(name, Total()).add(total)
-            for name, histogram in part.histograms.items():
-                out.histograms.setdefault(name, Histogram()).add(histogram)
-            for name, places in part.worst.items():
-                out.worst.setdefault(name, []).extend(places)
-        out.worst = {name: keep_worst(name, places) for name, places in out.worst.items()}
-        out.rows, out.bucketed = merge_rows([self, other])
-        return out
+        return merge([self, other])
+
+    def _add(self, part: Sums) -> None:
+        self._refuse_unlike(part)
+        for name, n in part.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + n
+        for name, total in part.totals.items():
+            self.totals.setdefault(name, Total()).add(total)
+        for name, histogram in part.histograms.items():
+            self.histograms.setdefault(name, Histogram()).add(histogram)
+        for name, places in part.worst.items():
+            self.worst[name] = keep_worst(name, [*self.worst.get(name, []), *places])
+        self.rows, self.bucketed = merge_rows([self, part])
 
     def _refuse_unlike(self, other: Sums) -> None:
         for what in ("view", "names", "cluster_unit", "numeric", "metrics"):
@@ -161,11 +161,13 @@ class Sums:
             "totals": {k: _total_dict(v) for k, v in sorted(self.totals.items())},
             "bucketed": self.bucketed,
             "rows": {
-                k: {f"{i:016x}": [str(t), n] for i, (t, n) in sorted(rows.items())} for k, rows in sorted(self.rows.items())
+                k: {f"{i:016x}": [str(t), n] for i, (t, n) in sorted(rows.items())}
+                for k, rows in sorted(self.rows.items())
             },
             "histograms": {k: v.to_dict() for k, v in sorted(self.histograms.items())},
             "worst": {
-                k: [[p.key, p.record, p.position, p.token, p.a, p.b] for p in v] for k, v in sorted(self.worst.items())
+                k: [[_json_float(p.key), p.record, p.position, p.token, p.a, p.b] for p in v]
+                for k, v in sorted(self.worst.items())
             },
         }
 
@@ -195,6 +197,11 @@ class Sums:
             if isinstance(err, ContentError):
                 raise
             raise ContentError(f"these are not saved sums: {type(err).__name__} {err}") from err
+
+
+def _json_float(x: float) -> float | str:
+    """JSON has no infinity: it is text, which `float` reads back."""
+    return x if math.isfinite(x) else repr(x)
 
 
 def _total_dict(t: Total) -> dict[str, Any]:
@@ -231,11 +238,10 @@ def keep_worst(name: str, places: Iterable[Place]) -> list[Place]:
 
 def merge(parts: Iterable[Sums]) -> Sums:
     """All parts as one. Errors: `MergeError`; `ContentError` for no parts at all."""
-    it = iter(parts)
-    try:
-        out = next(it)
-    except StopIteration:
-        raise ContentError("no sums to merge") from None
-    for part in it:
-        out = out.merge(part)
+    out: Sums | None = None
+    for part in parts:
+        out = out or Sums(part.view, part.names, part.cluster_unit, part.numeric, part.metrics)
+        out._add(part)
+    if out is None:
+        raise ContentError("no sums to merge")
     return out

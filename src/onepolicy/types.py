@@ -90,7 +90,10 @@ class Scoring:
 
     def take(self, index: NDArray[Any]) -> Scoring:
         """The scoring of the tokens at `index`."""
-        pick = lambda v: None if v is None else v.take(index)
+
+        def pick(column: Values | None) -> Values | None:
+            return None if column is None else column.take(index)
+
         dist = None if self.distributions is None else self.distributions[index]
         return Scoring(
             self.logprobs.take(index),
@@ -102,7 +105,6 @@ class Scoring:
             self.fingerprint,
             self.scoring_id,
         )
-
 
     def without_entropy(self) -> Scoring:
         """The same scoring as an engine gives it that reports log-probs alone."""
@@ -141,7 +143,8 @@ class LogprobPairs:
     @property
     def log_ratio(self) -> FloatArray:
         """`[T]`, scorer minus sampler, NaN where either is null."""
-        return self.b - self.a
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.b - self.a
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -210,7 +213,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings, measurements and the Sums they came from, with both sides' fingerprints. Judged again without a rerun."""
+    """Findings, measurements, the Sums they came from, both sides' fingerprints. Judged again without a rerun."""
 
     outcome: Outcome
     preset: str

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import random_rollouts, rollouts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from build import random_rollouts, rollouts_of
 from onepolicy.align import align
 from onepolicy.errors import MergeError
 from onepolicy.estimate import measure
@@ -20,7 +20,7 @@ from onepolicy.rollouts import Rollouts
 from onepolicy.sums import MAX_ROWS, Metric, Sums, merge
 from onepolicy.types import Scoring, Values
 
-ODD = np.array([np.nan, np.inf, -np.inf, -1e300, -5e-324, -2000.0, 0.5, -0.0])
+ODD = np.array([np.nan, np.inf, -np.inf, -1e300, -1.7e308, 1.7e308, -5e-324, -2000.0, 0.5, -0.0])
 
 
 def hard_rollouts(seed: int = 0, sequences: int = 60) -> Rollouts:
@@ -123,7 +123,12 @@ def test_more_clusters_than_rows() -> None:
 def test_these_tests_can_fail() -> None:
     """A term that is not a function of its token alone breaks the equality above."""
     broken = Metric(
-        "broken", "token", "scored", {"cumulative": lambda xp, x: np.cumsum(x.log_ratio)}, lambda t: 0.0, "not elementwise"
+        "broken",
+        "token",
+        "scored",
+        {"cumulative": lambda xp, x: np.cumsum(x.log_ratio)},
+        lambda t: 0.0,
+        "not elementwise",
     )
     rollouts = random_rollouts(1)
     parts = shards(rollouts, 2, np.random.default_rng(0))
@@ -140,7 +145,9 @@ def test_json_round_trip_is_lossless() -> None:
     assert measure(again) == measure(sums)
 
 
-@pytest.mark.parametrize("change", [{"view": "loss"}, {"cluster_unit": "sequence"}, {"names": ("x", "y")}, {"numeric": "?"}])
+@pytest.mark.parametrize(
+    "change", [{"view": "loss"}, {"cluster_unit": "sequence"}, {"names": ("x", "y")}, {"numeric": "?"}]
+)
 def test_sums_made_otherwise_refuse_to_merge(change: dict[str, object]) -> None:
     sums = reduce(align(random_rollouts()), METRICS.values())
     with pytest.raises(MergeError, match=next(iter(change))):

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import random_rollouts, rollouts_of
 from scipy import special, stats
 from scipy.spatial.distance import jensenshannon
 
+from build import random_rollouts, rollouts_of
 from onepolicy.align import align
 from onepolicy.estimate import measure
 from onepolicy.metrics import METRICS
@@ -127,7 +127,8 @@ REFERENCES: dict[str, Callable[[Sample], float]] = {
     "mult_prob_error/sequence_max": lambda s: max(np.exp(np.abs(x)).mean() for x in s.seqs),
     "sequence_log_ratio/mean": lambda s: s.D.mean(),
     **{
-        f"sequence_log_ratio/{n}": (lambda s, q=q: quantile(s.D, q)) for n, q in (("p5", 0.05), ("p50", 0.5), ("p95", 0.95))
+        f"sequence_log_ratio/{n}": (lambda s, q=q: quantile(s.D, q))
+        for n, q in (("p5", 0.05), ("p50", 0.5), ("p95", 0.95))
     },
     **{
         f"geometric_ratio/{n}": (lambda s, q=q: math.exp(quantile(s.D / s.T, q)))
@@ -183,7 +184,9 @@ def test_against_the_reference(key: str, measured) -> None:
         assert got == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("key", [k for k, m in METRICS.items() if m.ideal is not None and not k.startswith("surprisal")])
+@pytest.mark.parametrize(
+    "key", [k for k, m in METRICS.items() if m.ideal is not None and not k.startswith("surprisal")]
+)
 def test_no_difference_gives_the_ideal_value(key: str) -> None:
     rollouts = full_rollouts()
     twin = replace(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import random_rollouts, rollouts_of
 
+from build import random_rollouts, rollouts_of
 from onepolicy.align import align, estimable
 from onepolicy.errors import AlignmentError
 from onepolicy.rollouts import Rollouts, column_values
@@ -40,7 +40,9 @@ def test_log_ratio_is_scorer_minus_sampler() -> None:
 )
 def test_who_drew(a: str, b: str, who: str | None) -> None:
     rollouts = random_rollouts()
-    current = replace(rollouts.scorings["old"], logprobs=Values(rollouts.scorings["old"].logprobs.values - 0.1), scoring_id="c")
+    current = replace(
+        rollouts.scorings["old"], logprobs=Values(rollouts.scorings["old"].logprobs.values - 0.1), scoring_id="c"
+    )
     assert align(rollouts.with_scoring("current", current), a, b).drawn_by == who
 
 

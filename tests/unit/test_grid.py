@@ -63,6 +63,11 @@ def test_large_terms_are_exact_integers() -> None:
     assert grid_integers(x) == [rounded(float(v)) for v in x]
 
 
+def test_large_terms_that_cancel_leave_the_small_ones() -> None:
+    x = np.array([2000.0, 0.5, -2000.0, 0.25, 7.0])
+    assert segment_sums(x, np.array([0, 4]), np.array([4, 1])).to_float().tolist() == [0.75, 7.0]
+
+
 def test_non_finite_terms_are_left_out_and_counted() -> None:
     x = np.array([1.0, np.nan, np.inf, -np.inf, 2.0, 3.0])
     sums = segment_sums(x, np.array([0, 4]), np.array([4, 2]))

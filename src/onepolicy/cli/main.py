@@ -67,8 +67,8 @@ def _invoked(argv: list[str]) -> int:
         hint = f"; see {context.command_path} --help" if context else ""
         return _told(f"{err.format_message().rstrip('.')}{hint}", 2, argv)
     except typer.Abort:
-        return _told("interrupted", 130, argv)
-    return int(code or 0)
+        code = 130
+    return _told("interrupted", 130, argv) if code == 130 else int(code or 0)
 
 
 def command() -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onepolicy.cli import options
+from onepolicy.errors import UsageError
 
 _DEFAULT_PROMPTS = "Prompts: .txt (one a line) or JSON lines. Default: 64 of our own."
 
@@ -39,6 +41,9 @@ def record(
     from onepolicy.suite import read_prompts
 
     require_free(output, overwrite, FORMATS)
+    for name, value in (("temperature", temperature), ("top-p", top_p), ("min-p", min_p)):
+        if not math.isfinite(value):
+            raise UsageError(f"--{name} {value}: wanted a finite number")
     chosen = None if prompts is None else read_prompts(prompts)
     params = SamplingParams(max_tokens, temperature, top_p, max(top_k, 0), min_p, samples=samples, seed=seed)
     partial = output.with_name(f"{output.stem}.partial{output.suffix}")

@@ -15,7 +15,7 @@ from statistics import NormalDist
 from typing import Any
 
 from onepolicy.codes import CODES, by_rank, finding
-from onepolicy.estimate import LEAST_CLUSTERS, measure
+from onepolicy.estimate import LEAST_CLUSTERS, measure, quantile_p_value
 from onepolicy.gates.bounds import Bound, Preset
 from onepolicy.gates.states import state_findings
 from onepolicy.intervals import CONFIDENCE, holm, t_cdf, t_quantile
@@ -74,7 +74,7 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
 def judge_bounds(sums: Sums, preset: Preset, measurements: Mapping[str, Measurement]) -> list[Gate]:
     """Every bound of the preset as a `Gate`; bounds that fixed texts cannot have are left out."""
     applicable = [b for b in preset.bounds if _applies(b, sums)]
-    gates = [_gate(b, measurements) for b in applicable]
+    gates = [_gate(b, sums, measurements) for b in applicable]
     tested = {str(i): g.p_value for i, g in enumerate(gates) if g.p_value is not None and not _is_surprisal(g)}
     rejected = holm(tested)
     gates = [replace(g, outcome=Outcome.DRIFT, why="") if str(i) in rejected else g for i, g in enumerate(gates)]
@@ -101,7 +101,7 @@ def _is_surprisal(gate: Gate) -> bool:
     return gate.metric.startswith("surprisal_")
 
 
-def _gate(bound: Bound, measurements: Mapping[str, Measurement]) -> Gate:
+def _gate(bound: Bound, sums: Sums, measurements: Mapping[str, Measurement]) -> Gate:
     m = measurements.get(bound.metric)
     if (m is None or m.value is None) and bound.otherwise:
         m = measurements.get(bound.otherwise)
@@ -110,14 +110,15 @@ def _gate(bound: Bound, measurements: Mapping[str, Measurement]) -> Gate:
         source=f"{bound.source} ({bound.date})",
     )  # fmt: skip
     if m is None or m.value is None:
-        open_or_not = Outcome.INCONCLUSIVE if bound.when == "required" else Outcome.PASS
+        undefined = m is not None and (m.n_nonfinite > 0 or (m.n > 0 and METRICS[m.metric].reducer == "sum"))
+        open_or_not = Outcome.INCONCLUSIVE if bound.when == "required" or undefined else Outcome.PASS
         return replace(gate, outcome=open_or_not, why=f"not measured: {m.why if m else 'not in these sums'}")
     gate = replace(gate, value=m.value, n=m.n, effective_clusters=m.effective_clusters)
     if _is_surprisal(gate):
         return _surprisal_gate(gate, measurements)
     if METRICS[m.metric].reducer in ("max", "min"):
         return _maximum_gate(gate, m, bound)
-    return _interval_gate(gate, m, bound)
+    return _interval_gate(gate, m, bound, sums)
 
 
 def _maximum_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
@@ -128,21 +129,25 @@ def _maximum_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
     return _passed_unless_short(gate, m, bound)
 
 
-def _interval_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
+def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate:
     """Limits, test and what would decide, on the metric's own scale."""
     assert m.value is not None
     if m.why:
         return replace(gate, why=m.why)
     if m.effective_clusters < LEAST_CLUSTERS:
         need = _scaled(m, LEAST_CLUSTERS / max(m.effective_clusters, 1.0))
-        return replace(gate, would_decide=need, why=f"{m.effective_clusters:.1f} effective clusters of {LEAST_CLUSTERS}")
+        return replace(
+            gate, would_decide=need, why=f"{m.effective_clusters:.1f} effective clusters of {LEAST_CLUSTERS}"
+        )
     if METRICS[m.metric].quantile is not None:
-        return _quantile_gate(gate, m, bound)
+        return _quantile_gate(gate, m, bound, sums)
     if m.std_error is None or m.upper is None or m.lower is None:
         return replace(gate, why="no interval: a value with one cluster left out is not finite")
     limit = max(abs(m.lower), abs(m.upper)) if bound.absolute else m.upper
     distance, df = _distance(m, bound), m.effective_clusters - 1
     p = _p_value(distance, m.std_error, df)
+    if bound.absolute and m.scale == "linear":  # as far on the other side of zero would have been a violation too
+        p = min(1.0, p + _p_value(distance + 2 * bound.at_most, m.std_error, df))
     width = t_quantile(CONFIDENCE, df) * m.std_error
     gate = replace(gate, limit=limit, p_value=p, smallest_seen=_smallest(m, bound, width))
     if limit <= bound.at_most:
@@ -151,17 +156,17 @@ def _interval_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
     return replace(gate, would_decide=_scaled(m, times), why="the interval holds the bound")
 
 
-def _quantile_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
+def _quantile_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate:
     read = METRICS[m.metric].quantile
-    if read is not None and read.q > 0.99 and m.n < TAIL_TOKENS:
+    assert read is not None
+    if read.q > 0.99 and m.n < TAIL_TOKENS:
         return replace(gate, outcome=Outcome.PASS, why=f"informs only, below {TAIL_TOKENS} tokens")
     if m.upper is None or m.lower is None:
         return replace(gate, why="no interval: too few groups of clusters")
     gate = replace(gate, limit=m.upper)
     if m.upper <= bound.at_most:
         return _passed_unless_short(gate, m, bound)
-    # the lower limit is one-sided 99%: above the bound it rejects at 1%
-    return replace(gate, p_value=0.0 if m.lower > bound.at_most else 1.0, why="the interval holds the bound")
+    return replace(gate, p_value=quantile_p_value(sums, read, bound.at_most), why="the interval holds the bound")
 
 
 def _passed_unless_short(gate: Gate, m: Measurement, bound: Bound) -> Gate:
@@ -198,7 +203,7 @@ def _distance(m: Measurement, bound: Bound) -> float:
 def _p_value(distance: float, se: float, df: float) -> float:
     if se == 0:
         return 0.0 if distance > 0 else 1.0
-    return 1 - t_cdf(distance / se, df) if distance < math.inf else 0.0
+    return t_cdf(-distance / se, df)
 
 
 def _smallest(m: Measurement, bound: Bound, width: float) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from onepolicy.codes import finding
 from onepolicy.metrics.tail import WITHHOLD_ABOVE
 from onepolicy.sums import Sums
 from onepolicy.types import Finding, Measurement
+
+#: A single token is called an outlier from a factor of two on, among at least this many tokens.
+_OUTLIER_NATS, _OUTLIER_TOKENS = math.log(2), 50
 
 
 def state_findings(sums: Sums, measurements: Mapping[str, Measurement]) -> list[Finding]:
@@ -49,7 +53,10 @@ def _nonfinite(sums: Sums, _: object) -> Finding | None:
     if not found:
         return None
     return finding(
-        "nonfinite-logprob", f"values that are not finite ({_say(found)})", place=_places(sums, "nonfinite"), evidence=found
+        "nonfinite-logprob",
+        f"values that are not finite ({_say(found)})",
+        place=_places(sums, "nonfinite"),
+        evidence=found,
     )
 
 
@@ -79,9 +86,26 @@ def _nothing_scored(sums: Sums, _: object) -> Finding | None:
 def _heavy_tail(sums: Sums, measurements: Mapping[str, Measurement]) -> Finding | None:
     k = measurements["ratio/pareto_k"].value if "ratio/pareto_k" in measurements else None
     if k is None or not k > WITHHOLD_ABOVE:
-        return None
+        return _single_outlier(sums, measurements)
     message = f"Pareto k of the ratios is {k:.2f}, above {WITHHOLD_ABOVE}: means of ratios have no interval"
     return finding("heavy-ratio-tail", message, place=_places(sums, "tokens"), evidence={"pareto_k": k})
+
+
+def _single_outlier(sums: Sums, measurements: Mapping[str, Measurement]) -> Finding | None:
+    """One token that is far off and carries most of mean(e^|d|) - 1: a shape that no tail fit of 5% can see."""
+    mean, worst = (measurements.get(key) for key in ("mult_prob_error/mean", "abs_log_ratio/max"))
+    if mean is None or worst is None or mean.value is None or worst.value is None:
+        return None
+    if mean.n < _OUTLIER_TOKENS or not _OUTLIER_NATS < worst.value < 700:
+        return None
+    share = math.expm1(worst.value) / (mean.n * (mean.value - 1))
+    if not share > 0.5:
+        return None
+    without = 1 + (mean.value - 1) * max(1 - share, 0.0) * mean.n / (mean.n - 1)
+    message = f"one token carries {share:.0%} of the mean of e^|log ratio|: {mean.value:.4g} with it, {without:.4g} without it"
+    place = _places(sums, "tokens").split(";")[0]
+    evidence = {"share": share, "abs_log_ratio": worst.value}
+    return finding("heavy-ratio-tail", message, place=place, evidence=evidence, advice="Look at that token first.")
 
 
 def _withheld(sums: Sums, _: object) -> Finding | None:

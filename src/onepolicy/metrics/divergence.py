@@ -73,8 +73,7 @@ METRICS = [
         "estimator",
         {
             # with m = (1 + r) / 2 the two terms are -log m + r (d - log m), each half
-            "js": lambda xp, x: 0.5
-            * (x.ratio * x.log_ratio - (1 + x.ratio) * xp.log1p(0.5 * x.ratio_minus_one))
+            "js": lambda xp, x: 0.5 * (x.ratio * x.log_ratio - (1 + x.ratio) * xp.log1p(0.5 * x.ratio_minus_one))
         },
         _mean("js"),
         "half of mean(log(2 / (1 + r)) + r log(2 r / (1 + r))): Jensen-Shannon divergence, unbiased",

@@ -72,7 +72,9 @@ def _ppl(side: str, column: str) -> Metric:
 
 METRICS = [
     *(
-        _quantile(f"sequence_log_ratio/{n}", Quantile("sequence_log_ratio", q), f"{n} of D, the sequence's summed log-ratio")
+        _quantile(
+            f"sequence_log_ratio/{n}", Quantile("sequence_log_ratio", q), f"{n} of D, the sequence's summed log-ratio"
+        )
         for q, n in ((0.05, "p5"), (0.5, "p50"), (0.95, "p95"))
     ),
     *(
@@ -105,7 +107,7 @@ METRICS = [
         "sequence",
         "estimator",
         _WEIGHT,
-        lambda t: t.divide(t.mean("weight") ** 2, t.mean("weight2")),
+        lambda t: t.divide(t.mean("weight") * t.mean("weight"), t.mean("weight2")),
         "(sum w)^2 / (S sum w^2) with w = e^D, raw",
         ideal=1.0,
         unit="share",

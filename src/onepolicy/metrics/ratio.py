@@ -56,9 +56,7 @@ METRICS = [
         source="E r = 1 identity",
         ratio_tail=True,
     ),
-    Metric(
-        "ratio/std", "token", "estimator", _MOMENTS, _std, "standard deviation of r", unit="ratio", ratio_tail=True
-    ),
+    Metric("ratio/std", "token", "estimator", _MOMENTS, _std, "standard deviation of r", unit="ratio", ratio_tail=True),
     Metric(
         "ratio/max",
         "token",

@@ -39,14 +39,20 @@ def _share_above(name: str, tau: float) -> Metric:
     )
 
 
+def _variance(t: Any, x: str, squared: str) -> Any:
+    """Of a column; 0 where nothing but rounding is left of it, so that a constant column has no slope."""
+    variance = t.mean(squared) - t.mean(x) * t.mean(x)
+    return variance * (variance > 1e-12 * t.mean(squared))
+
+
 def _pearson(t: Any) -> Any:
     cov = t.mean("pq") - t.mean("p") * t.mean("q")
-    var = (t.mean("pp") - t.mean("p") ** 2) * (t.mean("qq") - t.mean("q") ** 2)
-    return t.divide(cov, abs(var) ** 0.5)
+    var = _variance(t, "p", "pp") * _variance(t, "q", "qq")
+    return t.divide(cov, var**0.5)
 
 
 def _slope(t: Any) -> Any:
-    return t.divide(t.mean("ab") - t.mean("a") * t.mean("b"), t.mean("aa") - t.mean("a") ** 2)
+    return t.divide(t.mean("ab") - t.mean("a") * t.mean("b"), _variance(t, "a", "aa"))
 
 
 _LINE = {
@@ -57,9 +63,7 @@ _LINE = {
 }
 
 METRICS = [
-    Metric(
-        "abs_log_ratio/mean", "token", "scored", _ABS, lambda t: t.mean("abs_log_ratio"), "mean(|d|)", scale="log"
-    ),
+    Metric("abs_log_ratio/mean", "token", "scored", _ABS, lambda t: t.mean("abs_log_ratio"), "mean(|d|)", scale="log"),
     Metric(
         "abs_log_ratio/max",
         "token",

@@ -97,7 +97,7 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
     if origin is not None and origin is not typing.Literal:  # a mapping
         items = _wanted(dict, value, where).items()
         return {k: _decoded(args[1], v, f"{where}.{k}") for k, v in items}
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         given, hints = _wanted(dict, value, where), typing.get_type_hints(hint)
         return hint(**{name: _decoded(h, given.get(name), f"{where}.{name}") for name, h in hints.items()})
     return _scalar(hint, args, value, where)

@@ -25,7 +25,7 @@ from onepolicy.types import Finding, Gate, Outcome, Report, Severity
 _STYLE = {Outcome.PASS: "green", Outcome.DRIFT: "red", Outcome.INCONCLUSIVE: "yellow", Outcome.ERROR: "magenta"}
 _MARK = {Severity.FAIL: ("✗", "red"), Severity.WARN: ("!", "yellow"), Severity.INFO: ("·", "dim")}
 #: Kinds of findings shown whole; more are named in one line.
-_SHOWN = 6
+_SHOWN = 5
 
 
 def screen(report: Report, width: int, color: bool) -> str:
@@ -130,9 +130,10 @@ def _findings(report: Report) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=2)
     grid.add_column(ratio=1)
+    said: set[str] = set()
     for group in groups[:_SHOWN]:
         mark, style = _MARK[group[0].severity]
-        grid.add_row(Text(f" {mark}", style=style), _finding(group))
+        grid.add_row(Text(f" {mark}", style=style), _finding(group, said))
     yield grid
     if len(groups) > _SHOWN:
         more = ", ".join(dict.fromkeys(g[0].code for g in groups[_SHOWN:]))
@@ -144,21 +145,21 @@ def _is_note(f: Finding) -> bool:
     return f.severity is Severity.INFO and f.outcome is Outcome.PASS
 
 
-def _finding(group: list[Finding]) -> Text:
-    """One kind of finding: its messages, then place, rivals and advice once."""
+def _finding(group: list[Finding], said: set[str]) -> Text:
+    """One kind of finding: its messages, then place, rivals and advice once. `said`: what stands above already."""
     first = group[0]
     note = _is_note(first)
     text = Text(style="dim" if note else "")
     text.append(first.code, style="" if note else "bold")
     text.append("  " + "\n".join(escaped(f.message) for f in group))
-    for label, said in (
-        ("at ", first.place),
-        ("ruled out: ", "; ".join(first.ruled_out)),
-        ("or: ", "; ".join(first.rivals)),
-        ("→ ", "" if note else first.advice),
-    ):
-        if said:
-            text.append(f"\n{label}{escaped(said)}", style="dim" if label == "at " else "")
+    more = [("at ", first.place)]
+    if not note:
+        rivals = [("ruled out: ", "; ".join(first.ruled_out)), ("or: ", "; ".join(first.rivals))]
+        more += [*rivals, ("→ ", first.advice)]
+    for label, line in more:
+        if line and line not in said:
+            said.add(line)
+            text.append(f"\n{label}{escaped(line)}", style="dim" if label == "at " else "")
     return text
 
 

@@ -18,7 +18,7 @@ def worst_tokens(report: Report, width: int) -> Iterator[RenderableType]:
     """Each worst token between what stands before and after it, with both log-probs."""
     from onepolicy.report.screen import heading
 
-    tokens = report.context.get("tokens") or []
+    tokens = (report.context.get("tokens") or [])[: 5 if len(report.findings) < 4 else 3]
     if not tokens:
         return
     yield heading("Worst tokens", "largest gap first; log-probs of the token in »«")
@@ -27,9 +27,9 @@ def worst_tokens(report: Report, width: int) -> Iterator[RenderableType]:
     for side in ("sampler", "scorer"):
         table.add_column(side, justify="right", no_wrap=True)
     table.add_column(" record @ position", no_wrap=True)
-    places = [f" {_short(row['record'])} @ {row['position']}" for row in tokens[:5]]
+    places = [f" {_short(row['record'])} @ {row['position']}" for row in tokens]
     room = width - 22 - max(map(len, places))
-    for row, where in zip(tokens, places, strict=False):
+    for row, where in zip(tokens, places, strict=True):
         table.add_row(_in_context(row, room), f"{row['sampler']:.4f}", f"{row['scorer']:.4f}", Text(where, "dim"))
     yield table
 

@@ -54,5 +54,8 @@ def _is_chat(messages: Any) -> bool:
     return (
         isinstance(messages, list)
         and len(messages) > 0
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+            for m in messages
+        )
     )

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import random_rollouts, rollouts_of
 
+from build import random_rollouts, rollouts_of
 from onepolicy.align import align
 from onepolicy.codes import CODES, finding
 from onepolicy.gates.bounds import Preset, load, parse
@@ -140,7 +140,9 @@ def test_missing_log_probs_cannot_pass() -> None:
 
 
 def test_nothing_scored_is_an_error() -> None:
-    old = replace(BIG.scorings["old"], logprobs=Values(BIG.scorings["old"].logprobs.values, np.zeros(BIG.n_tokens, bool)))
+    old = replace(
+        BIG.scorings["old"], logprobs=Values(BIG.scorings["old"].logprobs.values, np.zeros(BIG.n_tokens, bool))
+    )
     report = judged(BIG.with_scoring("old", old), load("bf16"))
     assert report.outcome is Outcome.ERROR
     assert "nothing-scored" in codes(report)
@@ -219,7 +221,10 @@ def test_equal_bits_pass_bitwise_and_one_bit_does_not() -> None:
     assert judged(BIG.with_scoring("old", twin), load("bitwise")).outcome is Outcome.PASS
     x = a.values.copy()
     x[7] = np.nextafter(x[7], -np.inf)
-    assert judged(BIG.with_scoring("old", replace(twin, logprobs=Values(x, a.valid))), load("bitwise")).outcome is Outcome.DRIFT
+    assert (
+        judged(BIG.with_scoring("old", replace(twin, logprobs=Values(x, a.valid))), load("bitwise")).outcome
+        is Outcome.DRIFT
+    )
 
 
 def test_saved_sums_are_judged_to_the_same_report() -> None:
@@ -262,3 +267,89 @@ def test_every_code_is_consistent() -> None:
     for code in CODES.values():
         assert (code.severity is Severity.FAIL) == (code.outcome in (Outcome.DRIFT, Outcome.ERROR))
         assert 1 <= code.rank <= 7
+
+
+def test_a_quantile_is_gated_by_its_own_interval() -> None:
+    """95% point of |d| at sd 0.05: 0.098."""
+    wanted = {0.12: Outcome.PASS, 0.08: Outcome.DRIFT, 0.098: Outcome.INCONCLUSIVE}
+    reports = {b: judged(BIG, bounds("abs_log_ratio/p95", b)) for b in wanted}
+    assert {b: r.outcome for b, r in reports.items()} == wanted
+    assert reports[0.08].gates[0].p_value < 1e-4
+
+
+def test_a_quantile_above_p99_informs_only_below_65k_tokens() -> None:
+    report = judged(BIG, bounds("abs_log_ratio/p99.9", 1e-6))
+    assert report.outcome is Outcome.PASS
+    assert "informs only" in report.gates[0].why
+
+
+def test_a_number_that_is_not_defined_never_passes_even_if_optional() -> None:
+    """One probability at every token: no correlation. It was measured and came to nothing."""
+    a = np.full(4000, -1.3)
+    rollouts = rollouts_of(a, a * 0.5, [40] * 100)
+    report = judged(rollouts, bounds("prob_pearson/r", 2.0, when="if_measured"))
+    assert report.measurements["prob_pearson/r"].value is None
+    assert report.outcome is Outcome.INCONCLUSIVE
+
+
+def test_terms_that_all_overflow_never_pass_even_if_optional() -> None:
+    a = np.full(4000, -900.0)
+    report = judged(rollouts_of(a, a + 899, [40] * 100), bounds("kl_sampler_scorer_k3/mean", 1e9, when="if_measured"))
+    assert report.outcome is Outcome.INCONCLUSIVE
+
+
+def test_an_absolute_bound_looks_to_both_sides() -> None:
+    """The ratio's bias is -0.03 and +0.03: the same verdict and nearly the same p."""
+    a = BIG.scorings["sampler"].logprobs
+    rng = np.random.default_rng(3)
+    noise = rng.normal(0, 0.05, BIG.n_tokens)
+    gates = []
+    for bias in (-0.03, 0.03):
+        old = Scoring(Values(a.values + noise - 0.05**2 / 2 + np.log1p(bias), a.valid), scoring_id="b")
+        rollouts = BIG.with_scoring("old", old)
+        rollouts = rollouts.with_scoring(
+            "sampler", replace(BIG.scorings["sampler"], logprobs=Values(a.values - 1, a.valid))
+        )
+        rollouts = rollouts.with_scoring("old", replace(old, logprobs=Values(old.logprobs.values - 1, a.valid)))
+        gates.append(judged(rollouts, bounds("ratio_bias/mean", 0.02, more="absolute=true")).gates[0])
+    assert [g.outcome for g in gates] == [Outcome.DRIFT] * 2
+    assert all(0.03 < g.limit < 0.035 for g in gates)
+
+
+def test_the_p_of_an_absolute_bound_counts_both_tails() -> None:
+    """At a bound of zero a value off by chance is as likely on either side: p is two-sided there."""
+    one, both = (judged(BIG, bounds("ratio_bias/mean", 0.0, more=m)).gates[0] for m in ("", "absolute=true"))
+    assert 0.01 < one.p_value < 0.99
+    assert both.p_value == pytest.approx(2 * min(one.p_value, 1 - one.p_value))
+
+
+def test_holm_protects_many_bounds_together() -> None:
+    """A bound just below the lower limit drifts alone; among twenty wide ones it does not."""
+    gate = judged(BIG, bounds("abs_log_ratio/mean", 0.05)).gates[0]
+    width = np.log(gate.limit / gate.value)
+    at = gate.value * np.exp(-1.15 * width)
+    near = f'[[bound]]\nmetric="abs_log_ratio/mean"\nat_most={at}\nwhen="required"\nsource="a test"\ndate=2026-11-30\n'
+    wide = near.replace(f"at_most={at}", "at_most=10.0")
+    assert judged(BIG, parse(near, "one")).outcome is Outcome.DRIFT
+    assert judged(BIG, parse(near + 20 * wide, "many")).outcome is Outcome.INCONCLUSIVE
+
+
+def test_the_loss_view_judges_trained_tokens_alone() -> None:
+    trained = np.zeros(BIG.n_tokens, dtype=bool)
+    trained[::2] = True
+    rollouts = replace(BIG, tokens={**BIG.tokens, "loss_mask": Values(trained)})
+    report = judged(rollouts, bounds("abs_log_ratio/mean", 0.1), view="loss")
+    assert report.gates[0].n == int((trained & BIG.drawn).sum())
+    assert report.outcome is Outcome.PASS
+
+
+def test_a_single_far_token_is_warned_of_and_a_near_one_is_not() -> None:
+    a = BIG.scorings["sampler"].logprobs
+    warned = {}
+    for gap in (0.6, 12.0):
+        x = a.values.copy()
+        x[7] -= gap
+        twin = Scoring(Values(x, a.valid), scoring_id="b")
+        report = judged(BIG.with_scoring("old", twin), bounds("abs_log_ratio/mean", 1.0))
+        warned[gap] = "heavy-ratio-tail" in codes(report)
+    assert warned == {0.6: False, 12.0: True}

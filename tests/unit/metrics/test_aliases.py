@@ -18,7 +18,8 @@ def test_every_alias_names_a_metric(name: str) -> None:
 
 def test_numbers_1_to_17_of_the_survey_have_names() -> None:
     wanted = (
-        "logp_abs_diff logp_bias kl_k1 kl_k2 kl_k3 kl_rev mult_prob_error js prob_abs_diff prob_diff tv pearson_p ratio "
+        "logp_abs_diff logp_bias kl_k1 kl_k2 kl_k3 kl_rev mult_prob_error js prob_abs_diff prob_diff tv pearson_p "
+        "ratio "
         "chi2_token chi2_seq_product chi2_seq_geo ess_token ess_seq ppl_train ppl_roll log_ppl_diff ppl_ratio "
         "extreme_frac catastrophic_token_frac catastrophic_seq_frac length_scaling"
     )

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch as safetensors_torch
+import torch
+import transformers
 
 from onepolicy import models
 from onepolicy.errors import UsageError
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors_torch = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.engines
 
 DIRECTORY = Path(models.path("tiny"))
 LAB = Path(__file__).resolve().parents[3] / "lab"
