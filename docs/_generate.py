@@ -25,7 +25,8 @@ reply; it is the atom, nothing ever cuts one. Only `token_ids` is required, but 
   is null. A column of log-probs has exactly as many values as `token_ids`.
 - Missing is null, never 0.0. Null, NaN and the infinities are kept apart.
 - Log-probs, entropies and varentropies are in nats.
-- Any other scoring has columns of its own: `<name>_logprobs`, `<name>_entropy`, `<name>_varentropy`.
+- Any other scoring has columns of its own: `<name>_logprobs`, `<name>_entropy`, `<name>_varentropy`. Its name is of
+  letters, digits and `_`.
 - Names that start with `x_` are yours and are ignored. Any other name that is not below is refused.
 - `drawn` that is not given is `position >= prompt_length`; without `prompt_length`, nothing is drawn.
 

@@ -28,9 +28,10 @@ class Header:
     def add(self, declared: Any) -> None:
         """Merges one `scorings` mapping. Errors: `ContentError` for a wrong shape or a contradiction."""
         for name, said in _mapping("scorings", declared).items():
+            _refuse_name(name)
             known = self.scorings.setdefault(name, {})
             for key, value in _mapping(f"scorings.{name}", said).items():
-                if known.setdefault(key, _declaration(f"scorings.{name}.{key}", key, value)) != value:
+                if known.setdefault(key, _declaration(name, key, value)) != value:
                     raise ContentError(
                         f"scorings.{name}.{key}: got {quoted(value)}, but it was {quoted(known[key])} before; "
                         "one file holds one scoring of a name"
@@ -58,9 +59,17 @@ def _mapping(what: str, x: Any) -> dict[str, Any]:
     return {str(k): v for k, v in cast(Mapping[Any, Any], x).items()}
 
 
-def _declaration(what: str, key: str, value: Any) -> Any:
+def _refuse_name(name: str) -> None:
+    """Columns are named after their scoring, and a file with a column that is not in the contract is not read."""
+    if not schema.is_scoring_name(name):
+        wanted = "letters, digits and '_', not starting with 'x_'"
+        raise ContentError(f"scoring {quoted(name)}: wanted a name of {wanted}")
+
+
+def _declaration(name: str, key: str, value: Any) -> Any:
     if key not in DECLARED:
-        raise ContentError(f"{what}: {UnknownName('declaration', key, DECLARED)}")
+        raise ContentError(f"scorings.{name}: {UnknownName('declaration', key[:60], DECLARED)}")
+    what = f"scorings.{name}.{key}"
     if key == "fingerprint" and value is not None:
         return _mapping(what, value)
     if not isinstance(value, (str, type(None))):
@@ -71,7 +80,12 @@ def _declaration(what: str, key: str, value: Any) -> Any:
 
 
 def declarations(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
-    """`{name: {semantics, dtype, fingerprint, scoring_id}}`, what `Header.add` reads."""
+    """`{name: {semantics, dtype, fingerprint, scoring_id}}`, what `Header.add` reads.
+
+    Errors: `ContentError` for a scoring with a name that no column can have.
+    """
+    for name in rollouts.scorings:
+        _refuse_name(name)
     return {
         name: {key: dict(s.fingerprint) if key == "fingerprint" else getattr(s, key) for key in DECLARED}
         for name, s in rollouts.scorings.items()

@@ -185,7 +185,7 @@ def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
 
 
 def _share_of_bins(counts: IntArray, n_bins: int) -> tuple[float, float, int]:
-    """(share of values in the first `n_bins`, its standard error by deleting hashed groups, groups) of `[GROUPS, K]`."""
+    """Of `[GROUPS, K]`: share of values in the first `n_bins`, its error by deleting hashed groups, groups."""
     n, below = (counts[:, :k].sum(axis=1).astype(float) for k in (counts.shape[1], n_bins))
     n, below = n[n > 0], below[n > 0]
     left_out = (below.sum() - below) / (n.sum() - n)

@@ -10,8 +10,9 @@ lists as long as `token_ids`. Two more keys describe the whole file; `to_records
 They are read from any record and must agree. Keys that start with `x_` are the user's own and are left alone.
 
 Missing is null or an absent key; for a token column that means null at every token. Non-finite numbers are written as
-"NaN", "Infinity", "-Infinity" and read from those, from "inf" and "-inf", and from Python's own. `drawn` that is not
-given is `position >= prompt_length`; without that either, nothing is drawn. It is always written.
+"NaN", "Infinity", "-Infinity" and read from those, from "inf" and "-inf", and from Python's own (bare `NaN`, as it is
+written inside free JSON: `prompt_messages`, fingerprints). `drawn` that is not given is `position >= prompt_length`;
+without that either, nothing is drawn. It is always written.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _reduce_uses(
 
 
 def _sequence_column(part: SegmentSums, rows: IntArray) -> FloatArray:
-    """`[len(rows)]` sums of a token term; NaN where one token's term is not finite: that sequence has no such number."""
+    """`[len(rows)]` sums of a token term; NaN where a token's term is not finite: the sequence has no such number."""
     return np.where(part.nonfinite > 0, np.nan, part.to_float())[rows]
 
 

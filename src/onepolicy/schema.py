@@ -114,11 +114,16 @@ COLUMNS: dict[str, Column] = {
 
 
 def scoring_column(name: str) -> tuple[str, str] | None:
-    """`("old", "logprobs")` for `old_logprobs`; None for a name that is no scoring column."""
+    """`("old", "logprobs")` for `old_logprobs`; None for a name that is no scoring column, `x_...` (the user's) too."""
     for field in ("logprobs", "entropy", "varentropy"):
         if name.endswith("_" + field) and name[: -len(field) - 1].replace("_", "").isalnum():
-            return name[: -len(field) - 1], field
+            return None if name.startswith("x_") else (name[: -len(field) - 1], field)
     return None
+
+
+def is_scoring_name(name: str) -> bool:
+    """Whether a scoring can be called so: letters, digits and `_`, and its columns are not the user's own (`x_...`)."""
+    return scoring_column(f"{name}_logprobs") == (name, "logprobs")
 
 
 def column(name: str) -> Column | None:

@@ -122,7 +122,8 @@ class Sums:
         """A new Sums of both. Errors: `MergeError` where they were not made the same way."""
         return merge([self, other])
 
-    def _add(self, part: Sums) -> None:
+    def add(self, part: Sums) -> None:
+        """`merge` into this one. Errors: `MergeError`."""
         self._refuse_unlike(part)
         for name, n in part.counts.items():
             self.counts[name] = self.counts.get(name, 0) + n
@@ -241,7 +242,7 @@ def merge(parts: Iterable[Sums]) -> Sums:
     out: Sums | None = None
     for part in parts:
         out = out or Sums(part.view, part.names, part.cluster_unit, part.numeric, part.metrics)
-        out._add(part)
+        out.add(part)
     if out is None:
         raise ContentError("no sums to merge")
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,6 +48,14 @@ def listed(names: Iterable[object], limit: int = 12) -> str:
     """Names joined by commas for a message, the first `limit` of them, each as `quoted` shows it without its quotes."""
     shown = [quoted(str(name), 40).strip("'\"") for name in names]
     return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
+
+
+def json_text(what: str, x: object) -> str:
+    """`x` as JSON; NaN and the infinities as Python writes them. Errors: `ContentError` for what JSON cannot hold."""
+    try:
+        return json.dumps(x)
+    except (TypeError, ValueError, RecursionError) as err:
+        raise ContentError(f"{what}: cannot be stored as JSON: {' '.join(str(err).split())}") from None
 
 
 def column_values(name: str, items: Sequence[Any]) -> Values:

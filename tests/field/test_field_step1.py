@@ -30,7 +30,7 @@ from onepolicy.types import Measurement, Outcome, Report, Scoring, Severity, Val
 LINES = (Path(__file__).parent / "cases" / "step1.jsonl").read_text(encoding="utf-8").splitlines()
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in map(json.loads, LINES)}
 
-#: The names of the cases -> the codes that stand for them. Empty: refused before there is a report, or no finding at all.
+#: The names of the cases -> the codes that stand for them. Empty: refused before there is a report, or no finding.
 CODES_OF: dict[str, tuple[str, ...]] = {
     "logprob-length-mismatch": (),  # the record is refused
     "temperature-mismatch": ("token-above-bound",),

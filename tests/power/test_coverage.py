@@ -26,5 +26,5 @@ def test_limits_miss_at_most_2_percent(clusters: int) -> None:
 
 def test_prompts_that_differ_much_do_miss_more() -> None:
     """The simulation can tell a bad interval from a good one: few clusters, one of which may carry most of the gap."""
-    above = coverage.misses("mild", 22, 300, effect=0.8)["kl_sampler_scorer_k3/mean"][0]
+    above = coverage.misses("mild", 22, 400, effect=0.45)["kl_sampler_scorer_k3/mean"][0]
     assert above > 0.04

@@ -19,7 +19,7 @@ from onepolicy.types import Lists, Scoring, Values
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TEXT = st.text(st.characters(codec="utf-8"), max_size=4)
 JSON = st.recursive(
-    st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | TEXT,
     lambda x: st.lists(x | st.none(), max_size=3) | st.dictionaries(TEXT, x | st.none(), max_size=3),
     max_leaves=4,
 )
@@ -58,10 +58,11 @@ def values(draw: st.DrawFn, dtype: str, n: int, first_null: list[int] | None = N
 
 @st.composite
 def lists(draw: st.DrawFn, n: int) -> Lists:
-    rows = draw(st.lists(st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=3), min_size=n, max_size=n))
-    offsets = np.concatenate([[0], np.cumsum([len(x or ()) for x in rows])]).astype(np.int64)
-    flat = np.array([v for x in rows for v in x or ()], dtype=np.int32)
-    return Lists(flat, offsets, np.array([x is not None for x in rows], dtype=bool))
+    """Values stand under rows that are null as well: they are not read."""
+    rows = draw(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=3), min_size=n, max_size=n))
+    offsets = np.concatenate([[0], np.cumsum([len(x) for x in rows])]).astype(np.int64)
+    valid = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=bool)
+    return Lists(np.array([v for x in rows for v in x], dtype=np.int32), offsets, valid)
 
 
 @st.composite

@@ -114,7 +114,8 @@ def test_declarations_are_read_from_any_record() -> None:
 
 
 def test_columns_of_ones_own_are_left_alone() -> None:
-    assert set(from_records([{"token_ids": [1], "x_note": {"any": "thing"}}]).records) == set()
+    r = from_records([{"token_ids": [1], "x_note": {"any": "thing"}, "x_my_logprobs": "mine"}])
+    assert (set(r.records), set(r.scorings)) == (set(), set())
 
 
 BASE = {"token_ids": [1, 2, 3, 4, 5], "prompt_length": 3}
@@ -174,6 +175,8 @@ def test_a_value_at_index_0_is_refused() -> None:
         ({"scorings": {"old": {"semantic": "raw"}}}, "unknown declaration 'semantic'; did you mean 'semantics'?"),
         ({"scorings": {"old": {"semantics": "row"}}}, "got 'row', wanted one of raw, temperature, processed"),
         ({"scorings": {"old": {"dtype": 16}}}, "scorings.old.dtype: got 16, wanted text"),
+        ({"scorings": {"o\nld": {}}}, "scoring 'o\\nld': wanted a name of letters, digits and '_'"),
+        ({"scorings": {"old": {"d\ntype": ""}}}, "scorings.old: unknown declaration 'd\\ntype'; did you mean 'dtype'?"),
         ({"float32": "old_logprobs"}, "float32: got 'old_logprobs', wanted a list of column names"),
     ],
 )

@@ -41,9 +41,16 @@ def test_scoring_columns(side: str, field: str) -> None:
     assert (spec.level, spec.dtype) == ("token", "float")
 
 
-@pytest.mark.parametrize("name", ["logprobs", "_logprobs", "a b_logprobs", "sampler_logprob", "token_idx", ""])
+@pytest.mark.parametrize(
+    "name", ["logprobs", "_logprobs", "a b_logprobs", "sampler_logprob", "token_idx", "x_a_logprobs", ""]
+)
 def test_names_outside_the_contract(name: str) -> None:
     assert schema.column(name) is None
+
+
+def test_names_of_scorings() -> None:
+    assert all(schema.is_scoring_name(name) for name in (*schema.SCORINGS, "fp32", "leg_2"))
+    assert not any(schema.is_scoring_name(name) for name in ("", "a b", "hf:tiny", "x", "x_a", "a\n"))
 
 
 def test_of_level_splits_the_table() -> None:

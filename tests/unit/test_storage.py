@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from onepolicy import storage
 from onepolicy.errors import ContentError, MissingExtra, OnepolicyError, UsageError
 from onepolicy.records import from_records, to_records
 from onepolicy.rollouts import Rollouts, concat
-from onepolicy.types import Scoring, Values
+from onepolicy.types import Lists, Scoring, Values
 
 RECORDS: list[dict[str, Any]] = [
     {
@@ -108,12 +109,75 @@ def test_shards_hold_a_part_of_the_file(tmp_path: Path) -> None:
 def test_a_file_is_replaced_only_if_allowed(tmp_path: Path, rollouts: Rollouts, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     storage.write(rollouts, path)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists already; --overwrite"):
         storage.write(rollouts.take([0]), path)
     assert len(storage.read(path)) == 4
     storage.write(rollouts.take([0]), path, overwrite=True)
     assert len(storage.read(path)) == 1
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_stands_under_a_null_list_is_not_read(tmp_path: Path, suffix: str) -> None:
+    values, offsets = np.arange(1, 7, dtype=np.int32), np.array([0, 2, 5, 6, 6])
+    ids = {"token_ids": Values(np.array([1, 2, 3, 4], dtype=np.int32))}
+    for name, at in (("sampling_mask", [0, 2, 4]), ("stop_token_ids", [0, 1, 2, 3, 4])):
+        lists = {name: Lists(values, offsets, np.array([True, False, True, True]))}
+        storage.write(Rollouts(np.array(at), ids, lists=lists), tmp_path / f"x{suffix}", overwrite=True)
+        again = storage.read(tmp_path / f"x{suffix}").lists[name]
+        assert again.valid is not None and again.valid.tolist() == [True, False, True, True]
+        assert [again.row(i).tolist() for i in (0, 2, 3)] == [[1, 2], [6], []]
+
+
+def _with_free_json(value: Any, where: str) -> Rollouts:
+    """Two tokens, with `value` in the fingerprint of a scoring or in the messages."""
+    ids = {"token_ids": Values(np.array([1, 2], dtype=np.int32))}
+    if where == "fingerprint":
+        unscored = Values(np.zeros(2), np.zeros(2, dtype=bool))
+        return Rollouts(np.array([0, 2]), ids, scorings={"old": Scoring(unscored, fingerprint={"it": value})})
+    return Rollouts(np.array([0, 2]), ids, {"prompt_messages": Values(np.array([{"it": value}], dtype=object))})
+
+
+@pytest.mark.parametrize("where", ["fingerprint", "messages"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_free_json_keeps_what_is_not_finite(tmp_path: Path, suffix: str, where: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    storage.write(_with_free_json([float("nan"), float("-inf"), 0.1, "NaN", None], where), path)
+    r = storage.read(path)
+    found = r.scorings["old"].fingerprint if where == "fingerprint" else r.record("prompt_messages", 0)
+    assert repr(found["it"]) == "[nan, -inf, 0.1, 'NaN', None]"
+
+
+@pytest.mark.parametrize("where", ["fingerprint", "messages"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("value", [date(2026, 1, 1), Path("x"), np.float32(1), b"x", {1}])
+def test_what_is_not_json_is_refused(tmp_path: Path, value: Any, suffix: str, where: str) -> None:
+    with pytest.raises(ContentError, match="cannot be stored as JSON: Object of type") as caught:
+        storage.write(_with_free_json(value, where), tmp_path / f"x{suffix}")
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("name", ["", "a b", "hf:tiny", "x", "x_mine", "a\nb"])
+def test_a_scoring_that_no_column_can_be_named_after(
+    tmp_path: Path, rollouts: Rollouts, suffix: str, name: str
+) -> None:
+    with pytest.raises(ContentError, match="scoring '.*': wanted a name of letters, digits and '_'") as caught:
+        storage.write(rollouts.with_scoring(name, rollouts.scorings["old"]), tmp_path / f"x{suffix}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_byte_is_noticed(tmp_path: Path, rollouts: Rollouts) -> None:
+    """A bit of a stored log-prob makes another log-prob, unless the page's checksum is looked at."""
+    path = tmp_path / "x.parquet"
+    storage.write(rollouts, path)
+    data = path.read_bytes()
+    chunk = pq.ParquetFile(path).metadata.row_group(0)
+    column = next(chunk.column(i) for i in range(chunk.num_columns) if "old_lo" in chunk.column(i).path_in_schema)
+    last = column.data_page_offset + column.total_compressed_size - 1
+    path.write_bytes(data[:last] + bytes([data[last] ^ 1]) + data[last + 1 :])
+    assert "checksum" in _refused(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -88,6 +88,7 @@ def test_other_spellings(tmp_path: Path) -> None:
             "sampling_mask": fixed,
             "prompt_messages": messages,
             "x_anything": [1, 2],
+            "x_my_logprobs": ["so", "so"],
         },
     )
     r = storage.read(path)
@@ -97,6 +98,7 @@ def test_other_spellings(tmp_path: Path) -> None:
     assert r.drawn.tolist() == [False, True, True, False, False]
     assert r.lists["sampling_mask"].row(4).tolist() == [7, 8]
     assert r.lists["sampling_mask"].valid is None
+    assert not r.scorings
     assert [r.record("prompt_messages", i) for i in range(2)] == messages
 
 

@@ -102,7 +102,8 @@ def _single_outlier(sums: Sums, measurements: Mapping[str, Measurement]) -> Find
     if not share > 0.5:
         return None
     without = 1 + (mean.value - 1) * max(1 - share, 0.0) * mean.n / (mean.n - 1)
-    message = f"one token carries {share:.0%} of the mean of e^|log ratio|: {mean.value:.4g} with it, {without:.4g} without it"
+    with_and_without = f"{mean.value:.4g} with it, {without:.4g} without it"
+    message = f"one token carries {share:.0%} of the mean of e^|log ratio|: {with_and_without}"
     place = _places(sums, "tokens").split(";")[0]
     evidence = {"share": share, "abs_log_ratio": worst.value}
     return finding("heavy-ratio-tail", message, place=place, evidence=evidence, advice="Look at that token first.")

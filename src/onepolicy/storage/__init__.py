@@ -64,14 +64,14 @@ def write(rollouts: Rollouts, path: str | Path, overwrite: bool = False) -> None
     """Writes the file whole or not at all: a temporary one beside it takes its name at the end.
 
     Errors: `UsageError` for a file that is there (unless `overwrite`), an unknown suffix or a folder that cannot be
-    written to; `ContentError` for text that is not Unicode.
+    written to; `ContentError` for text that is not Unicode, values that are not JSON, a scoring's name that is no name.
     """
     path = Path(path)
     form = _format(path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder; wanted the name of a file")
     if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists already; choose another name or allow overwriting")
+        raise UsageError(f"{path} exists already; --overwrite (overwrite=True) replaces it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         form.write(rollouts, temporary)

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from onepolicy import schema
 from onepolicy.declared import Header
 from onepolicy.errors import ContentError, MissingExtra
 from onepolicy.records import from_records, to_records
 from onepolicy.rollouts import Rollouts
+from onepolicy.values import json_text
 
+#: Keys of a record under which any JSON may stand.
+FREE = ("scorings", *(name for name, spec in schema.COLUMNS.items() if spec.dtype == "json"))
 #: A line is held in memory, so it has a limit: bytes of one sequence with all its columns.
 MAX_LINE = 1 << 28
 
@@ -25,21 +29,22 @@ def _orjson() -> Any:
 
 
 def write(rollouts: Rollouts, path: Path) -> None:
-    """Errors: `OSError` of the file system."""
+    """Errors: `ContentError` for a value that is not JSON; `OSError` of the file system."""
     orjson = _orjson()
     with path.open("xb") as file:
-        for record in to_records(rollouts):
-            try:
-                file.write(orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-            except TypeError:  # integers of more than 64 bits, lone surrogates: the standard library can
-                file.write(_dumps(record).encode() + b"\n")
+        for number, record in enumerate(to_records(rollouts), 1):
+            file.write(_line(orjson, record, f"record {number}") + b"\n")
 
 
-def _dumps(record: dict[str, Any]) -> str:
-    try:
-        return json.dumps(record)
-    except (TypeError, ValueError) as err:
-        raise ContentError(f"record {record.get('record_id')!r}: not JSON: {err}") from err
+def _line(orjson: Any, record: dict[str, Any], place: str) -> bytes:
+    """orjson is fast, but writes a NaN as null and a date as text, so the user's own values are tried first."""
+    free = [json_text(f"{place}: {name!r}", record[name]) for name in FREE if record.get(name) is not None]
+    if not any("NaN" in text or "Infinity" in text for text in free):
+        try:
+            return orjson.dumps(record)
+        except TypeError:  # integers of more than 64 bits, lone surrogates: the standard library can
+            pass
+    return json_text(place, record).encode()
 
 
 def shards(path: Path, max_tokens: int) -> Iterator[Rollouts]:

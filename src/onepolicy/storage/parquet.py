@@ -16,7 +16,7 @@ from onepolicy.records import refuse_unknown, token_columns
 from onepolicy.rollouts import Rollouts
 from onepolicy.storage.arrow import rollouts_of
 from onepolicy.types import IntArray, Lists, Values
-from onepolicy.values import listed
+from onepolicy.values import json_text, listed
 
 VERSION = "1"
 #: Values of one row group; a token counts as four (its usual columns), an element of a list a token as one.
@@ -40,14 +40,15 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def write(rollouts: Rollouts, path: Path) -> None:
-    """Errors: `ContentError` for text that is not Unicode; `OSError` of the file system."""
+    """Errors: `ContentError` for text that is not Unicode or not JSON; `OSError` of the file system."""
     pa, pq = _pyarrow()
-    metadata = {"onepolicy.schema": VERSION, "onepolicy.scorings": json.dumps(declarations(rollouts))}
+    metadata = {"onepolicy.schema": VERSION, "onepolicy.scorings": json_text("scorings", declarations(rollouts))}
     fields = _table(pa, rollouts.take(range(0))).schema.with_metadata(metadata)
     floats = [_leaf(pa, field) for field in fields if pa.types.is_floating(_element(pa, field.type))]
     others = [_leaf(pa, field) for field in fields if not pa.types.is_floating(_element(pa, field.type))]
     # byte planes of floats compress better than the floats; a dictionary of log-probs would only cost
     options = {"compression": "zstd", "use_dictionary": others, "use_byte_stream_split": floats}
+    options["write_page_checksum"] = True  # a damaged byte is an error, not another log-prob
     with pq.ParquetWriter(path, fields, **options) as writer:
         for start, stop in _groups(rollouts):
             writer.write_table(_table(pa, rollouts.take(range(start, stop))).cast(fields))
@@ -95,10 +96,9 @@ def _listed(pa: Any, offsets: IntArray, values: Any) -> Any:
 
 
 def _csr(pa: Any, lists: Lists) -> Any:
-    """A list a row; an offset that is null makes its row null."""
-    rows_null = None if lists.valid is None else np.append(~lists.valid, False)
-    offsets = pa.array(lists.offsets.astype(np.int32), mask=rows_null)
-    return pa.ListArray.from_arrays(offsets, pa.array(lists.values))
+    """A list a row. Not by null offsets: what stands under a null row would go to the row before it."""
+    null = None if lists.valid is None else pa.array(~lists.valid)
+    return pa.ListArray.from_arrays(pa.array(lists.offsets.astype(np.int32)), pa.array(lists.values), mask=null)
 
 
 def _array(pa: Any, name: str, col: Values) -> Any:
@@ -109,9 +109,9 @@ def _array(pa: Any, name: str, col: Values) -> Any:
         values = col.values.astype(np.float32) if col.values.dtype == np.float16 else col.values
         return pa.array(values, mask=mask)
     items = [None if null else x for x, null in zip(col.values, ~col.mask(), strict=True)]
+    if spec.dtype == "json":
+        items = [None if x is None else json_text(f"column {name!r}", x) for x in items]
     try:
-        if spec.dtype == "json":
-            items = [None if x is None else json.dumps(x) for x in items]
         return pa.array(items, type=pa.string())
     except (TypeError, ValueError, pa.ArrowException) as err:  # a UnicodeEncodeError is a ValueError
         raise ContentError(f"column {name!r}: not {spec.dtype} that can be stored: {_line(err)}") from err
@@ -124,7 +124,7 @@ def shards(path: Path, max_tokens: int) -> Iterator[Rollouts]:
     """Errors: `ContentError` with the file, and the record where one is to blame."""
     pa, pq = _pyarrow()
     try:
-        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
             names = _columns(file.schema_arrow.names)
             header = _header(file.schema_arrow.metadata or {})
             first = 0
