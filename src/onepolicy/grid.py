@@ -128,7 +128,8 @@ def to_float(total: int) -> float:
 
 def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[int], list[int]]:
     """Segments added into groups `[S] -> group`: integer totals and counts of finite terms, `[n_groups]` each."""
-    levels: FloatArray = np.stack([np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels])
+    by_group = [np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels]
+    levels = np.stack(by_group).astype(np.float64)
     totals: list[int] = level_integers(levels).tolist()
     for i, extra in sums.large.items():
         totals[int(group[i])] += extra

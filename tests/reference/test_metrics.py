@@ -255,6 +255,14 @@ def test_pareto_k_of_a_known_tail(k: float) -> None:
     assert pareto_k(d, np.ones(len(d))) == pytest.approx(k, abs=0.07)
 
 
+def test_pareto_k_of_many_tokens_needs_no_more_memory() -> None:
+    """Binned values are fitted with their counts: ten thousand times the tokens, the same shape, at once."""
+    rng = np.random.default_rng(6)
+    codes, counts = np.unique(np.round(stats.genpareto.rvs(0.5, size=40_000, random_state=rng), 2), return_counts=True)
+    few, many = (pareto_k(np.log1p(codes), counts * float(times)) for times in (1, 10_000))
+    assert many == pytest.approx(few, abs=0.01)
+
+
 def test_gaussian_noise_of_0_1_and_0_5() -> None:
     """k3 of mean-zero noise: exp(s^2 / 2) - 1 = 0.0050 and 0.133, within its interval."""
     for sd in (0.1, 0.5):

@@ -163,7 +163,7 @@ def test_what_is_not_json_is_refused(tmp_path: Path, value: Any, suffix: str, wh
 def test_a_scoring_that_no_column_can_be_named_after(
     tmp_path: Path, rollouts: Rollouts, suffix: str, name: str
 ) -> None:
-    with pytest.raises(ContentError, match="scoring '.*': wanted a name of letters, digits and '_'") as caught:
+    with pytest.raises(ContentError, match=r"scoring '.*': wanted a name of letters, digits and '_'") as caught:
         storage.write(rollouts.with_scoring(name, rollouts.scorings["old"]), tmp_path / f"x{suffix}")
     assert "\n" not in str(caught.value)
 

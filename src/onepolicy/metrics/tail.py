@@ -29,27 +29,33 @@ def pareto_k(log_ratios: FloatArray, counts: FloatArray) -> float:
     m = max(math.ceil(TAIL_SHARE * n), TAIL_LEAST)
     if n < 2 * TAIL_LEAST:
         return math.nan
-    values = np.repeat(log_ratios[::-1], np.minimum(counts[::-1], m + 1).astype(np.int64))[: m + 1]
-    threshold, tail = values[-1], values[:-1]
+    values, counts = log_ratios[::-1], counts[::-1]
+    up_to = np.cumsum(counts)
+    taken = np.clip(m - (up_to - counts), 0, counts)  # of each value, how many are among the m greatest
+    threshold = values[np.searchsorted(up_to, m + 1)]
     # e^d - e^u relative to e^u: the shape does not depend on the scale, and this cannot overflow before expm1 does
-    with np.errstate(over="ignore"):
-        excess = np.expm1(tail - threshold)
-    excess = np.sort(excess[(excess > 0) & np.isfinite(excess)])
-    return _zhang_stephens(excess) if len(excess) >= TAIL_LEAST // 2 else math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        excess = np.expm1(values - threshold)
+    keep = (taken > 0) & (excess > 0) & np.isfinite(excess)
+    excess, taken = excess[keep][::-1], taken[keep][::-1]
+    return _zhang_stephens(excess, taken) if taken.sum() >= TAIL_LEAST // 2 else math.nan
 
 
-def _zhang_stephens(x: FloatArray) -> float:
-    """Shape of a generalised Pareto distribution fitted to exceedances `x` (ascending, positive)."""
-    n = len(x)
+def _zhang_stephens(x: FloatArray, counts: FloatArray) -> float:
+    """Shape of a generalised Pareto distribution fitted to exceedances `x` `[K]` (ascending, positive) with counts.
+
+    Each value once, however often it occurs: a tail of a million tokens lies in some hundred bins.
+    """
+    n = float(counts.sum())
     m = 30 + int(math.sqrt(n))
-    quartile = x[max(math.floor(n / 4 + 0.5) - 1, 0)]
+    quartile = x[np.searchsorted(np.cumsum(counts), max(math.floor(n / 4 + 0.5), 1))]
     grid = 1 / x[-1] + (1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))) / (3 * quartile)
-    k = np.log1p(-grid[:, None] * x[None, :]).mean(axis=1)
+    k = (np.log1p(-grid[:, None] * x[None, :]) * counts).sum(axis=1) / n
     likelihood = n * (np.log(-grid / k) - k - 1)
     with np.errstate(over="ignore"):  # a grid point that is far less likely gets weight 1 / inf = 0
         weights = 1 / np.exp(likelihood[None, :] - likelihood[:, None]).sum(axis=1)
     theta = float((grid * weights).sum() / weights.sum())
-    shape = float(np.log1p(-theta * x).mean())
+    shape = float((np.log1p(-theta * x) * counts).sum() / n)
     # weakly informative prior towards 0.5 of ten observations, as published with PSIS
     return (shape * n + 0.5 * 10) / (n + 10)
 
