@@ -24,12 +24,9 @@ def main() -> None:
     report, _ = check(rollouts, SCORER)
     checked = time.perf_counter() - began
     print(f"record and check of {rollouts.n_tokens:,} tokens, {SAMPLER} against {SCORER}: {report.outcome}")
-    print(
-        f"  record {recorded:6.1f} s, engine start and bare generate {bare_sample:6.1f} s: {recorded / bare_sample:.2f} x"
-    )
-    print(
-        f"  check  {checked:6.1f} s, engine start and bare forward  {bare_score:6.1f} s: {checked / bare_score:.2f} x"
-    )
+    rows = (("record", recorded, "generate", bare_sample), ("check", checked, "forward", bare_score))
+    for verb, ours, work, bare in rows:
+        print(f"  {verb:6s} {ours:6.1f} s, engine start and bare {work:8s} {bare:6.1f} s: {ours / bare:.2f} x")
 
 
 def _bare_sample() -> float:

@@ -46,7 +46,8 @@ def normalised(x: NDArray[Any]) -> FloatArray:
 
 def _rows(a: FloatArray, b: FloatArray) -> dict[str, FloatArray]:
     p, q = np.exp(a), np.exp(b)
-    middle = np.logaddexp(a, b) - np.log(2.0)
+    with np.errstate(invalid="ignore"):  # a row without a distribution is NaN
+        middle = np.logaddexp(a, b) - np.log(2.0)
     return {
         "kl_ab": _relative(p, a, b),
         "kl_ba": _relative(q, b, a),

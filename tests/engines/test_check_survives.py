@@ -37,7 +37,7 @@ def drifting(tmp_path_factory) -> Path:
     """96 short texts (three shards) whose recorded log-probs are all too low by half a nat."""
     rng = np.random.default_rng(0)
     n, length = 96, 40
-    ids = rng.integers(5, 900, n * length).astype(np.int32)
+    ids = rng.integers(5, 500, n * length).astype(np.int32)
     drawn = np.tile(np.arange(length) > 4, n)
     values = np.full(n * length, -9.0, dtype=np.float32)
     rollouts = Rollouts(

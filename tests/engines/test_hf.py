@@ -66,7 +66,7 @@ def expected(
     rollouts: Rollouts, run: Any, rule: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 ) -> np.ndarray:
     """`[T, V]` log-probs of token t: `rule(logits, ids before t, prompt length, t)`."""
-    out = np.full((rollouts.n_tokens, 1024), np.nan)
+    out = np.full((rollouts.n_tokens, 512), np.nan)
     for i in range(len(rollouts)):
         at = rollouts.sequence(i)
         ids, n = rollouts.token_ids[at], rollouts.record("prompt_length", i)

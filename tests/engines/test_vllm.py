@@ -78,7 +78,7 @@ def test_draws_depend_on_the_seed_and_not_on_what_came_before(vllm: Engine, reco
 @pytest.mark.parametrize(
     ("prompt", "error", "says"),
     [
-        ([5, 5000], ContentError, "prompt 0: token id 5000 at position 1 is outside the vocabulary of 1024"),
+        ([5, 5000], ContentError, "prompt 0: token id 5000 at position 1 is outside the vocabulary of 512"),
         ([], EngineError, "prompt 0: it is empty"),
         ([5] * 2040, EngineError, "prompt 0: 2056 tokens with the reply, but max_model_len is 2048"),
     ],
@@ -96,7 +96,7 @@ def test_ids_of_another_vocabulary_name_record_and_position(hf: Engine, vllm: En
 
     records = {"logprob_semantics": column_values("logprob_semantics", ["raw"])}
     records["record_id"] = column_values("record_id", ["r7"])
-    other = Rollouts(np.array([0, 2]), {"token_ids": Values(np.array([5, 1024], dtype=np.int32))}, records)
+    other = Rollouts(np.array([0, 2]), {"token_ids": Values(np.array([5, 512], dtype=np.int32))}, records)
     for engine in (hf, vllm):
-        with pytest.raises(ContentError, match="record 'r7': token id 1024 at position 1 is outside the vocabulary"):
+        with pytest.raises(ContentError, match="record 'r7': token id 512 at position 1 is outside the vocabulary"):
             engine.score(other)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from build import random_rollouts
 
+from build import random_rollouts
 from onepolicy.align import align
 from onepolicy.check import check
 from onepolicy.engines.base import SamplingParams
