@@ -56,20 +56,23 @@ def segment_sums(x: FloatArray, starts: IntArray, lengths: IntArray) -> SegmentS
 
     Non-finite terms are left out and counted.
     """
-    finite = np.isfinite(x)
     nonfinite = np.zeros(len(starts), dtype=np.int64)
-    if not finite.all():
+    large: dict[int, int] = {}
+    # one look settles the usual case: NaN and infinities make the comparison false
+    if len(x) and not (x.max() < LARGE and x.min() > -LARGE):
+        finite = np.isfinite(x)
         nonfinite = _add_segments((~finite).astype(np.float64), starts, lengths).astype(np.int64)
         x = np.where(finite, x, 0.0)
-    large: dict[int, int] = {}
-    if len(x) and max(float(x.max()), -float(x.min())) >= LARGE:
         large = _large_terms(x, starts)
         x = np.where(np.abs(x) >= LARGE, 0.0, x)
     levels = np.empty((3, len(starts)))
+    rest, q = x, np.empty_like(x)
     for level, magic in enumerate(_MAGIC):
-        q = (x + magic) - magic
+        np.add(rest, magic, out=q)
+        np.subtract(q, magic, out=q)
         levels[level] = _add_segments(q, starts, lengths)
-        x = x - q
+        if level < len(_MAGIC) - 1:
+            rest = np.subtract(rest, q, out=None if rest is x else rest)
     return SegmentSums(levels, lengths - nonfinite, nonfinite, large)
 
 

@@ -19,7 +19,7 @@ from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
 from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, both_finite, select_tokens, uses_masks, view_mask
 
 #: Tokens worked on at a time: a chunk's columns and temporaries stay in the cache.
-CHUNK = 1 << 14
+CHUNK = 1 << 15
 #: A log-prob above this is impossible; a certain token's may round up to a few float32 steps above 0.
 POSITIVE_ABOVE = 1e-6
 

@@ -103,7 +103,7 @@ def test_distributions_are_whole_and_the_limit_says_how_many(logits_of: Any, mon
     with open_engine("hf:tiny?dtype=float32", in_process=True) as engine:
         out = engine.score(rollouts, distributions=True)
         monkeypatch.setattr("onepolicy.engines.hf._DISTRIBUTION_BYTES", 2**20)
-        with pytest.raises(EngineError, match="ask for at most 128 tokens at once"):
+        with pytest.raises(EngineError, match="ask for at most 256 tokens at once"):
             engine.score(rollouts, distributions=True)
     want = expected(rollouts, logits_of, lambda z, before, n, t: z / 0.7)
     at = out.logprobs.mask()
