@@ -8,6 +8,7 @@ from onepolicy.check import check
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.open import open_engine
 from onepolicy.record import record_rollouts
+from onepolicy.rollouts import Rollouts
 from onepolicy.suite import own_prompts
 
 SAMPLER, SCORER = "vllm:tiny", "hf:tiny"
@@ -37,7 +38,7 @@ def _bare_sample() -> float:
         return time.perf_counter() - began
 
 
-def _bare_score(rollouts) -> float:  # type: ignore[no-untyped-def]
+def _bare_score(rollouts: Rollouts) -> float:
     """Seconds to start the scorer and run the same tokens through it, nothing compared."""
     began = time.perf_counter()
     with open_engine(SCORER) as engine:

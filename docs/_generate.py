@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from onepolicy import schema
 from onepolicy.codes import CODES, page
 from onepolicy.engines import ENGINES
+from onepolicy.engines.base import Switch
+from onepolicy.engines.fake_faults import FAULTS
 from onepolicy.engines.open import engine_class
+from onepolicy.estimate import LEAST_CLUSTERS
 from onepolicy.gates import PRESETS
-from onepolicy.gates.bounds import load
+from onepolicy.gates.bounds import Bound, load
+from onepolicy.gates.judge import SURPRISAL_LEVEL, TAIL_TOKENS
+from onepolicy.intervals import CONFIDENCE
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.aliases import ALIASES
+from onepolicy.metrics.tail import WITHHOLD_ABOVE
 
 HERE = Path(__file__).resolve().parent
 
@@ -48,6 +56,67 @@ and under `float32` the names of the columns that are held in single precision. 
 `semantics` and `logprob_semantics` are one of `raw` (before temperature, penalties and truncation), `temperature`
 (logits divided by the temperature, whole vocabulary) and `processed` (after temperature, penalties and truncation,
 renormalised over what was kept).
+"""
+
+_PROCEDURE = f"""\
+# Presets
+
+A preset is a set of bounds, each with its source and date. The default is the preset of the coarser of the two declared
+dtypes; where one side declares none, there is no default, and `--bounds` must name one. Your own bounds are a TOML file
+of the same form, `--bounds mine.toml`:
+
+```toml
+about = "What our launch script asks for."
+
+[[bound]]
+metric = "kl_sampler_scorer_k3/mean"   # any key of the metrics page, or another stack's name for it
+at_most = 0.005
+when = "required"                      # or "if_measured"
+min_tokens = 2000                      # fewer cannot pass
+source = "our last three healthy runs"
+date = 2026-11-30
+# absolute = true                      # the value's size, for metrics that may be negative
+# otherwise = "kl_..."                 # stands in when the metric is not measured
+```
+
+## How a bound is judged
+
+- Each mean has a {CONFIDENCE:.0%} limit to each side from a jackknife that leaves out one cluster at a time (on the log
+  scale for metrics that are never negative), with t quantiles at the effective number of clusters, (sum n)^2 / sum n^2,
+  less one. Clusters are the coarsest recorded unit: group, else trajectory, else sequence.
+- **Pass**: the limit on the bound's side is within the bound, on at least the tokens in the table, and no term was
+  infinite or NaN. A report passes when each required bound does.
+- **Drift**: a one-sided test rejects "the value is within the bound". All tests of a preset together are wrong at most
+  {1 - CONFIDENCE:.0%} of the time (Holm). A failing finding about the record, the tokens or the meaning is drift or error by itself.
+- **Inconclusive**: neither. Under {LEAST_CLUSTERS} effective clusters always. The screen says how many tokens and clusters would
+  decide, were the value to stay.
+- A maximum has no interval: one violation is drift, and a pass needs the tokens in the table.
+- A quantile above p99 informs only, below {TAIL_TOKENS:,} tokens. A mean of ratios with a heavy tail (Pareto k above
+  {WITHHOLD_ABOVE:g}) has no interval, so it cannot pass.
+- Surprisal is drift when p is at most {SURPRISAL_LEVEL:g} *and* the excess is above its bound: with many tokens anything is
+  significant. Where the scorer drifts by another bound, its surprise is explained by that and only noted.
+- `required` and not measured is inconclusive; `if_measured` and not measured prints *not covered*, and is no pass of
+  anything.
+- *sees* on the screen is the smallest true value that this data would have called drift nine times in ten. Within a bound is
+  not harmless: read what the gap does at your reply length.
+"""
+
+_ENGINES = """\
+# Engines
+
+On the command line: `name:target?key=value&key=value`, in quotes where the shell would read `?` and `&`. Heavy engines
+run in a child process, one configuration each. Engines of other packages come through the entry point group
+`onepolicy.engines`.
+"""
+
+_FAULTS = """
+### Faults of `fake`
+
+`?fault=NAME` shows what a verdict on it looks like, without a model. `weights` and `forward` change the model itself,
+`draw` what is drawn, `report` and `record` only what is told.
+
+| fault | where | what it does |
+|---|---|---|
 """
 
 
@@ -92,38 +161,48 @@ def metrics_markdown() -> str:
 
 def presets_markdown() -> str:
     """docs/presets.md, from the TOML files."""
-    parts = [
-        "# Presets\n\nThe default is the preset of the coarser of the two declared dtypes. "
-        "Your own bounds are a TOML file of the same form: `--bounds mine.toml`.\n"
-    ]
+    parts = [_PROCEDURE]
     for name in PRESETS:
         preset = load(name)
-        parts.append(f"\n## {name}\n\n{preset.about}\n\n| metric | at most | when | tokens | source | date |\n")
+        parts.append(f"\n## {name}\n\n{preset.about}\n\n| bounded | at most | when | tokens | source | date |\n")
         parts.append("|---|---|---|---|---|---|\n")
         parts += [
-            f"| `{b.metric}`{f' (else `{b.otherwise}`)' if b.otherwise else ''} | {b.at_most:g} | {b.when} | "
-            f"{b.min_tokens or ''} | {_cell(b.source)} | {b.date} |\n"
+            f"| {_bounded(b)} | {b.at_most:g} | {b.when} | {b.min_tokens or ''} | {_cell(b.source)} | {b.date} |\n"
             for b in preset.bounds
         ]
     return "".join(parts)
 
 
+def _bounded(bound: Bound) -> str:
+    """What is held against the bound: the metric, or its size, or what stands in for it."""
+    name = f"size of `{bound.metric}`" if bound.absolute else f"`{bound.metric}`"
+    return f"{name} (else `{bound.otherwise}`)" if bound.otherwise else name
+
+
 def engines_markdown() -> str:
     """docs/engines.md, from each engine's switches."""
-    parts = [
-        "# Engines\n\nOn the command line: `name:target?key=value&key=value`. Heavy engines run in a child process.\n"
-    ]
+    parts = [_ENGINES]
     for name in ENGINES:
         cls = engine_class(name)
-        does = " and ".join(word for word, can in (("samples", cls.SAMPLES), ("scores", cls.SCORES)) if can)
-        about = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        parts.append(f"\n## {name}\n\n{about} It {does}{', in a child process' if cls.HEAVY else ''}.\n\n")
+        can = [word for word, yes in (("samples", cls.SAMPLES), ("scores", cls.SCORES)) if yes]
+        parts.append(f"\n## {name}\n\n{_about(sys.modules[cls.__module__])}\n\n")
+        parts.append(f"It {' and '.join(can)}{', in a child process' if cls.HEAVY else ''}.\n\n")
         parts.append("| switch | default | choices | what it changes |\n|---|---|---|---|\n")
-        parts += [
-            f"| `{key}` | `{s.default}` | {', '.join(f'`{c}`' for c in s.choices)} | {_cell(s.meaning)} |\n"
-            for key, s in cls.SWITCHES.items()
-        ]
-    return "".join(parts)
+        parts += [_switch_row(key, switch) for key, switch in cls.SWITCHES.items()]
+    rows = [f"| `{name}` | {fault.stage} | {_cell(fault.meaning)} |\n" for name, fault in FAULTS.items()]
+    return "".join([*parts, _FAULTS, *rows])
+
+
+def _about(module: ModuleType) -> str:
+    """The text above an engine's code, as one paragraph a paragraph."""
+    paragraphs = inspect.cleandoc(module.__doc__ or "").split("\n\n")
+    return "\n\n".join(p.replace("\n", " ") for p in paragraphs)
+
+
+def _switch_row(key: str, switch: Switch) -> str:
+    default = f"`{switch.default}`" if switch.default != "" else ""
+    choices = ", ".join(f"`{c}`" for c in switch.choices if c)
+    return f"| `{key}` | {default} | {choices} | {_cell(switch.meaning)} |\n"
 
 
 def codes_markdown() -> str:
