@@ -81,24 +81,24 @@ date = 2026-11-30
 
 ## How a bound is judged
 
-- Each mean has a {CONFIDENCE:.0%} limit to each side from a jackknife that leaves out one cluster at a time (on the log
-  scale for metrics that are never negative), with t quantiles at the effective number of clusters, (sum n)^2 / sum n^2,
-  less one. Clusters are the coarsest recorded unit: group, else trajectory, else sequence.
+- Each mean has a {CONFIDENCE:.0%} limit to each side, from a jackknife that leaves out one cluster at a time (on the
+  log scale for metrics that are never negative), with t quantiles at the effective number of clusters,
+  (sum n)^2 / sum n^2, less one. Clusters are the coarsest recorded unit: group, else trajectory, else sequence.
 - **Pass**: the limit on the bound's side is within the bound, on at least the tokens in the table, and no term was
-  infinite or NaN. A report passes when each required bound does.
-- **Drift**: a one-sided test rejects "the value is within the bound". All tests of a preset together are wrong at most
-  {1 - CONFIDENCE:.0%} of the time (Holm). A failing finding about the record, the tokens or the meaning is drift or error by itself.
-- **Inconclusive**: neither. Under {LEAST_CLUSTERS} effective clusters always. The screen says how many tokens and clusters would
-  decide, were the value to stay.
+  infinite or NaN. A report passes when nothing in it is drift, error or inconclusive.
+- **Drift**: a one-sided test rejects "the value is within the bound". All such tests of a preset together are wrong at
+  most {1 - CONFIDENCE:.0%} of the time (Holm). A failing finding about the record, the tokens or the meaning is drift
+  or error by itself.
+- **Inconclusive**: neither. A mean on fewer than {LEAST_CLUSTERS} effective clusters always is. Where it can be known,
+  the finding says how many tokens and clusters would decide, were the value to stay.
 - A maximum has no interval: one violation is drift, and a pass needs the tokens in the table.
 - A quantile above p99 informs only, below {TAIL_TOKENS:,} tokens. A mean of ratios with a heavy tail (Pareto k above
   {WITHHOLD_ABOVE:g}) has no interval, so it cannot pass.
-- Surprisal is drift when p is at most {SURPRISAL_LEVEL:g} *and* the excess is above its bound: with many tokens anything is
-  significant. Where the scorer drifts by another bound, its surprise is explained by that and only noted.
-- `required` and not measured is inconclusive; `if_measured` and not measured prints *not covered*, and is no pass of
-  anything.
-- *sees* on the screen is the smallest true value that this data would have called drift nine times in ten. Within a bound is
-  not harmless: read what the gap does at your reply length.
+- Surprisal is drift when p is at most {SURPRISAL_LEVEL:g} *and* the excess is above its bound: with many tokens
+  anything is significant. Where the scorer drifts by another bound, its surprise is explained by that and only noted.
+- `required` and not measured is inconclusive; `if_measured` and not measured prints *not covered*.
+- *sees* on the screen is the smallest true value that this data would have called drift nine times in ten. Within a
+  bound is not harmless: read what the gap does at your reply length.
 """
 
 _ENGINES = """\
