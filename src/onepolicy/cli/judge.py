@@ -14,7 +14,7 @@ from onepolicy.types import Report
 
 def judge(
     report: Annotated[Path, typer.Argument(metavar="REPORT.json", help="What `check -o` or `compare -o` wrote.")],
-    bounds: options.Bounds = None,
+    bounds: options.SavedBounds = None,
     output: options.Output = None,
     as_json: options.Json = False,
     overwrite: options.Overwrite = False,

@@ -12,7 +12,15 @@ Bounds = Annotated[
     typer.Option(
         "--bounds",
         metavar="PRESET|FILE.toml",
-        help="bitwise, strict, fp32, fp16, bf16, or your own file. Default: that of the coarser declared dtype.",
+        help="bitwise, strict, fp32, fp16, bf16, or your own file. Default: by the coarser declared dtype.",
+    ),
+]
+SavedBounds = Annotated[
+    str | None,
+    typer.Option(
+        "--bounds",
+        metavar="PRESET|FILE.toml",
+        help="bitwise, strict, fp32, fp16, bf16, or your own file. Default: those the report was judged by.",
     ),
 ]
 View = Annotated[

@@ -1,8 +1,10 @@
 """`vllm:DIR`: vLLM as the sampler; at raw log-probs also as a scorer, through `prompt_logprobs`.
 
 Ids in, ids out. By default it reports `processed` log-probs, those of the distribution that the token was drawn from.
-The same code runs on the CPU and the GPU build. Import it before vllm: some switches become environment variables.
+The same code runs on the CPU and the GPU build.
 """
+
+# imported before vllm: some switches become environment variables
 
 from __future__ import annotations
 
