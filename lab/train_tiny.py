@@ -143,9 +143,11 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 def token_stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """All texts' tokens in one array, each text preceded by the end-of-text token."""
-    encoded = tokenizer.encode_batch_fast(texts)
-    pieces = [piece for item in encoded for piece in ([END_ID], item.ids)]
-    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    pieces = []
+    for start in range(0, len(texts), 256):  # a part at a time: an encoding takes far more memory than its ids
+        encoded = tokenizer.encode_batch_fast(texts[start : start + 256])
+        pieces.extend(np.asarray([END_ID, *item.ids], dtype=np.int64) for item in encoded)
+    return np.concatenate(pieces)
 
 
 def new_model(seed: int) -> LlamaForCausalLM:

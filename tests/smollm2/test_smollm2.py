@@ -1,67 +1,72 @@
-"""SmolLM2-135M, vLLM on CPU against transformers: fp32 passes `strict`, bf16 drifts there, fp16 is far nearer."""
+"""SmolLM2-135M, vLLM on the CPU against transformers: what the presets say of a real pair. `make smollm2` runs it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from onepolicy.check import rejudge
-from onepolicy.types import Outcome, Report
+from onepolicy.check import check, rejudge
+from onepolicy.engines.base import SamplingParams
+from onepolicy.record import record_rollouts
+from onepolicy.types import Outcome, Report, Severity
 
-pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(1200)]  # each first use of a dtype starts two engines
+pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(900)]
 
-Checked = Callable[[str], Report]
-K3 = "kl_sampler_scorer_k3/mean"
-
-
-def interval(report: Report, metric: str = K3) -> tuple[float, float]:
-    """The 99% limits below and above a mean that is judged on the log scale."""
-    m = report.measurements[metric]
-    assert m.value is not None and m.std_error is not None and m.scale == "log"
-    wide = math.exp(2.4 * m.std_error)
-    return m.value / wide, m.value * wide
+MODEL = Path(__file__).resolve().parents[2] / "build" / "models" / "smollm2"
+PARAMS = SamplingParams(max_tokens=48, seed=1)
 
 
-def failed(report: Report) -> set[str]:
-    """The metrics whose bounds do not hold."""
-    return {g.metric for g in report.gates if g.outcome is not Outcome.PASS}
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    """dtype -> the check of one recording: one start of each engine a dtype."""
+    assert MODEL.is_dir(), "run: make models"
+    out: dict[str, Report] = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        rollouts = record_rollouts(f"vllm:{MODEL}?dtype={dtype}", params=PARAMS)
+        out[dtype], _ = check(rollouts, f"hf:{MODEL}?dtype={dtype}")
+    return out
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_both_engines_hold_the_same_model(checked: Checked, dtype: str) -> None:
-    report = checked(dtype)
-    a, b = report.fingerprints["sampler"], report.fingerprints["scorer"]
-    for what in ("dtype", "kv_cache_dtype"):
-        assert a[what] == dtype
-    for what in ("weights_digest", "tokenizer_digest", "config_digest", "vocab_size"):
-        assert a[what] == b[what]
-    assert b["dtype"] == dtype
-    assert report.measurements[K3].n >= 1000
-    assert not {"weights-differ", "vocabulary-differs", "tokenizer-differs"} & {f.code for f in report.findings}
+def value(report: Report, key: str) -> float:
+    got = report.measurements[key].value
+    assert got is not None
+    return got
 
 
-def test_fp32_passes_strict(checked: Checked) -> None:
-    report = checked("float32")
-    assert (report.outcome, failed(report)) == (Outcome.PASS, set())
-    assert report.measurements["abs_log_ratio/mean"].value < 2e-5
-    assert rejudge(report, "fp32").outcome is Outcome.PASS
+def test_enough_tokens_were_drawn(reports: dict[str, Report]) -> None:
+    for report in reports.values():
+        assert report.measurements["abs_log_ratio/mean"].n > 2000
+        assert report.measurements["abs_log_ratio/mean"].effective_clusters > 40
 
 
-def test_bf16_drifts_under_strict_and_passes_its_own_bounds(checked: Checked) -> None:
-    report = checked("bfloat16")
-    assert (report.outcome, failed(report)) == (Outcome.DRIFT, {K3, "abs_log_ratio/max"})
-    assert {"kl-above-bound", "token-above-bound"} <= {f.code for f in report.findings}
-    own = rejudge(report, "bf16")
-    assert (own.outcome, failed(own)) == (Outcome.PASS, set())
+@pytest.mark.parametrize("preset", ["strict", "fp32"])
+def test_fp32_passes(reports: dict[str, Report], preset: str) -> None:
+    report = rejudge(reports["float32"], preset)
+    assert report.outcome is Outcome.PASS
+    assert [f.code for f in report.findings if f.severity is not Severity.INFO] == []
 
 
-def test_fp16_passes_its_own_bounds(checked: Checked) -> None:
-    own = rejudge(checked("float16"), "fp16")
-    assert (own.outcome, failed(own)) == (Outcome.PASS, set())
+def test_bf16_drifts_under_strict_and_passes_bf16(reports: dict[str, Report]) -> None:
+    assert rejudge(reports["bfloat16"], "strict").outcome is Outcome.DRIFT
+    assert rejudge(reports["bfloat16"], "bf16").outcome is Outcome.PASS
 
 
-def test_fp16_has_a_tenth_of_the_kl_of_bf16_or_less(checked: Checked) -> None:
-    least_of_bf16, most_of_fp16 = interval(checked("bfloat16"))[0], interval(checked("float16"))[1]
-    assert least_of_bf16 >= 10 * most_of_fp16
+def test_fp16_passes_fp16(reports: dict[str, Report]) -> None:
+    assert rejudge(reports["float16"], "fp16").outcome is Outcome.PASS
+
+
+def test_fp16_has_ten_times_less_kl_than_bf16(reports: dict[str, Report]) -> None:
+    bf16, fp16 = (value(reports[d], "kl_sampler_scorer_k3/mean") for d in ("bfloat16", "float16"))
+    assert fp16 * 10 <= bf16
+
+
+def test_the_default_preset_is_that_of_the_dtype(reports: dict[str, Report]) -> None:
+    assert {d: r.preset for d, r in reports.items()} == {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def test_both_sides_loaded_the_same_weights(reports: dict[str, Report]) -> None:
+    for report in reports.values():
+        digests = {f.get("weights_digest") for f in report.fingerprints.values()}
+        assert len(digests) == 1
+        assert None not in digests
