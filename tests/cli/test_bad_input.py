@@ -43,6 +43,7 @@ TABLE = {
     "not a number": ("record --sampler fake: -o {d}/x.parquet --max-tokens many", 2, "--max-tokens"),
     "out of range": ("record --sampler fake: -o {d}/x.parquet --top-p 1.5", 2, "--top-p"),
     "not finite": ("record --sampler fake: -o {d}/x.parquet --temperature nan", 2, "--temperature"),
+    "one file twice": ("compare {s} {s} --a sampler --b sampler --bounds bf16", 4, "compared with itself"),
     "too many files": ("compare {f} {s} {f}", 2, "unexpected extra argument"),
     "reply length": ("check {f} --scorer fake: --reply-length 0", 2, "--reply-length"),
     # names

@@ -41,6 +41,7 @@ def compare(
     require_view(view)
     if bounds is not None:
         load(bounds)
-    left, right = read(a), None if b is None else read(b)
+    left = read(a)
+    right = None if b is None or (b.exists() and b.samefile(a)) else read(b)  # a file named twice is one file
     report = compare_rollouts(left, right, (first, second), bounds=bounds, view=view, reply_length=reply_length)
     return show(report, output, as_json)

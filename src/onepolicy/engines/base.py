@@ -9,6 +9,7 @@ stand before its packages are imported; those of the user win. Importing an engi
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onepolicy.errors import EngineError, UnknownName, UsageError
+from onepolicy.errors import ContentError, EngineError, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring
 
@@ -143,7 +144,8 @@ def options_of(engine: type[Any], spec: EngineSpec) -> dict[str, Any]:
 def declared(rollouts: Rollouts, engine: str) -> list[dict[str, Any]]:
     """For each sequence the log-prob semantics and sampling parameters a scorer must reproduce.
 
-    Errors: `UsageError` when they are not declared: a scorer never guesses what a log-prob means.
+    Errors: `UsageError` when they are not declared: a scorer never guesses what a log-prob means. `ContentError` for a
+    parameter that no sampler can have had.
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     out: list[dict[str, Any]] = []
@@ -156,8 +158,27 @@ def declared(rollouts: Rollouts, engine: str) -> list[dict[str, Any]]:
                 f"record {i}: {', '.join(missing)} not declared, so {engine} cannot know what to score; "
                 "set the columns, or pass --declare logprob_semantics=raw (or temperature, processed)"
             )
+        _refuse_impossible(i, row)
         out.append(row)
     return out
+
+
+#: Sampling parameters and the values that make sense.
+_POSSIBLE = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, math.inf),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, math.inf),
+}
+
+
+def _refuse_impossible(i: int, row: Mapping[str, Any]) -> None:
+    for name, (least, most) in _POSSIBLE.items():
+        value = row[name]
+        if value is not None and not (least <= value <= most and math.isfinite(value)):
+            wanted = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            raise ContentError(f"record {i}: {name}: got {value!r}, wanted {wanted}")
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:

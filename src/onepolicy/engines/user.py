@@ -103,7 +103,7 @@ class CallableEngine:
     def _call(self, ids: list[NDArray[np.int32]]) -> list[Any]:
         try:
             given = self._function(ids)
-        except Exception as err:
+        except (Exception, SystemExit) as err:  # sys.exit in a scorer is a failure of it, whatever its code
             raise EngineError(f"callable:{self._target} raised {_one_line(err)}, at {_place(err)}") from err
         try:
             out = list(given)
@@ -150,7 +150,7 @@ def load_function(target: str) -> Callable[[list[NDArray[np.int32]]], Any]:
             where = f"it is looked for in {os.getcwd()} and the Python path"
             raise UsageError(f"engine callable:{target}: there is no module {err.name!r}; {where}") from err
         raise UsageError(f"engine callable:{target}: importing {module!r} failed: {_one_line(err)}") from err
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         text = f"importing {module!r} failed: {_one_line(err)}, at {_place(err)}"
         raise UsageError(f"engine callable:{target}: {text}") from err
     for part in name.split("."):
@@ -168,6 +168,8 @@ def _numbers(column: Any) -> NDArray[np.float64]:
         column = column.detach().double().cpu().numpy()
     elif isinstance(column, list | tuple) and column and is_torch(column[0]):
         column = [float(x) for x in column]
+    elif isinstance(column, list | tuple) and column and column[0] is None:  # as in a file: no context, no value
+        column = [np.nan, *column[1:]]
     array = np.asarray(column)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"an array of dtype {array.dtype}; use NaN where a value is missing")

@@ -266,7 +266,7 @@ class WorkerEngine:
         try:
             with self.log.open("rb") as f:
                 f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
-                lines = _ANSI.sub("", f.read().decode(errors="replace")).split("\n")
+                lines = re.split(r"[\r\n]", _ANSI.sub("", f.read().decode(errors="replace")))  # \r: progress bars
         except OSError:
             return "missing"
         written = [line.strip() for line in lines if line.strip()]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from onepolicy.errors import UnknownName, UsageError
 from onepolicy.gates import PRESETS
@@ -16,6 +16,7 @@ from onepolicy.metrics import metric
 
 #: Coarser last: the default preset is that of the coarser of the two declared dtypes.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+_TOP_KEYS = ("about", "dtype", "bound")
 _DEFAULT = {"float64": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -69,10 +70,15 @@ def parse(text: str, name: str) -> Preset:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
         raise UsageError(f"bounds {name!r} are not TOML: {err}") from None
-    tables: list[dict[str, Any]] = data.get("bound", [])
+    tables: Any = data.get("bound", [])
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in cast(list[Any], tables)):
+        raise UsageError(f"bounds {name!r}: 'bound' is no list of tables; each bound starts with [[bound]]")
     if not tables:
         raise UsageError(f"bounds {name!r} hold no [[bound]]; a preset without bounds would pass everything")
-    bounds = tuple(_bound(table, f"{name}, bound {i}") for i, table in enumerate(tables, 1))
+    for key in data:
+        if key not in _TOP_KEYS:
+            raise UsageError(f"bounds {name!r}: {UnknownName('key', key, _TOP_KEYS)}")
+    bounds = tuple(_bound(table, f"{name}, bound {i}") for i, table in enumerate(cast(list[dict[str, Any]], tables), 1))
     return Preset(name, str(data.get("about", "")), str(data.get("dtype", "")), bounds)
 
 
@@ -89,6 +95,7 @@ def _bound(table: Mapping[str, Any], where: str) -> Bound:
         raise UsageError(f"{where}: at_most is {at_most!r}, wanted a number from 0 up")
     if table["when"] not in ("required", "if_measured"):
         raise UsageError(f"{where}: when is {table['when']!r}, wanted 'required' or 'if_measured'")
+    _refuse_kinds(table, where)
     names = [metric(table["metric"]).key, *([metric(table["otherwise"]).key] if "otherwise" in table else [])]
     if names[0] == "kl_sampler_scorer_k1/mean":
         raise UsageError(f"{where}: k1 may be negative and is never gated; use kl_sampler_scorer_k3/mean")
@@ -100,9 +107,21 @@ def _bound(table: Mapping[str, Any], where: str) -> Bound:
         str(table["source"]),
         date.isoformat() if isinstance(date, datetime.date) else str(date),
         names[1] if len(names) > 1 else None,
-        bool(table.get("absolute", names[0].startswith("surprisal_"))),
-        int(table.get("min_tokens", 0)),
+        table.get("absolute", names[0].startswith("surprisal_")),
+        table.get("min_tokens", 0),
     )
+
+
+def _refuse_kinds(table: Mapping[str, Any], where: str) -> None:
+    """Errors: `UsageError` for a name that is no text, and for options of another kind."""
+    for key in ("metric", "otherwise"):
+        if not isinstance(table.get(key, ""), str):
+            raise UsageError(f"{where}: {key} is {table[key]!r}, wanted the name of a metric")
+    least, absolute = table.get("min_tokens", 0), table.get("absolute", False)
+    if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+        raise UsageError(f"{where}: min_tokens is {least!r}, wanted a whole number from 0 up")
+    if not isinstance(absolute, bool):
+        raise UsageError(f"{where}: absolute is {absolute!r}, wanted true or false")
 
 
 def default_preset(dtypes: list[str | None]) -> str:

@@ -52,7 +52,7 @@ def judge(
     if any(CODES[f.code].withholds and f.severity is Severity.FAIL for f in found):
         gates = [replace(g, outcome=Outcome.PASS, why="unjudged: a finding above withholds it") for g in gates]
     else:
-        found += _gate_findings(gates, sums)
+        found += _gate_findings(gates, sums) + _unjudged(gates, preset)
     return Report(
         outcome=worst([f.outcome for f in found]),
         preset=preset.name,
@@ -220,6 +220,9 @@ def _scaled(m: Measurement, times: float) -> tuple[int, int] | None:
 
 # -- findings of gates -------------------------------------------------------------------------------------------------
 
+#: How `why` begins where an optional or informing bound passed without being held against a value.
+_NOT_HELD = ("not measured", "informs only")
+
 _DRIFT_CODES = {
     "ratio_bias/mean": "ratio-biased",
     "abs_log_ratio/max": "token-above-bound",
@@ -245,6 +248,14 @@ def _gate_finding(gate: Gate, sums: Sums) -> Finding | None:
     if gate.why.startswith("not measured"):
         return finding("not-covered", f"{gate.metric} {gate.why}", evidence=evidence)
     return None
+
+
+def _unjudged(gates: Sequence[Gate], preset: Preset) -> list[Finding]:
+    """A preset of which no bound was held against a number says nothing, so it cannot pass."""
+    if any(g.outcome is not Outcome.PASS or not g.why.startswith(_NOT_HELD) for g in gates):
+        return []
+    why = "; ".join(f"{g.metric} {g.why}" for g in gates) or "none of them exists for tokens that were not drawn"
+    return [finding("not-measured", f"no bound of {preset.name!r} was judged: {why}")]
 
 
 def _at(sums: Sums) -> str:

@@ -20,7 +20,7 @@ def state_findings(sums: Sums, measurements: Mapping[str, Measurement]) -> list[
     if counts.get("viewed", 0) == 0:
         message = f"none of the {counts.get('tokens', 0)} tokens belongs to the view {sums.view!r}"
         return [finding("nothing-scored", message, advice="Mark what the sampler drew in the column 'drawn'.")]
-    checks = (_positive, _nonfinite, _support, _missing, _nothing_scored, _heavy_tail, _withheld)
+    checks = (_positive, _nonfinite, _support, _both_zero, _missing, _nothing_scored, _heavy_tail, _withheld)
     return [f for check in checks if (f := check(sums, measurements)) is not None]
 
 
@@ -67,6 +67,15 @@ def _support(sums: Sums, _: object) -> Finding | None:
     found = _side_counts(sums, "neg_inf")
     message = f"{n} drawn tokens have probability zero on one side only ({_say(found)})"
     return finding("support-violation", message, place=_places(sums, "support"), evidence={"tokens": n, **found})
+
+
+def _both_zero(sums: Sums, _: object) -> Finding | None:
+    n = sums.counts.get("both_neg_inf", 0)
+    if not n:
+        return None
+    message = f"{n} tokens have probability zero on both sides, so no log-ratio; they are left out of every number"
+    advice = "No sampler draws such a token: look for a fill value, or a truncation that is applied to both sides."
+    return finding("nonfinite-terms", message, evidence={"tokens": n}, advice=advice)
 
 
 def _missing(sums: Sums, _: object) -> Finding | None:

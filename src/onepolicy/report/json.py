@@ -21,6 +21,7 @@ from onepolicy.codes import CODES
 from onepolicy.errors import ContentError
 from onepolicy.sums import Sums
 from onepolicy.types import Finding, Gate, Measurement, Outcome, Report
+from onepolicy.views import VIEWS
 
 FORMAT = 1
 _KIND = "onepolicy_report"
@@ -66,7 +67,9 @@ def from_json(text: str) -> Report:
     for found in fields["findings"]:
         if found.code not in CODES:
             raise ContentError(f"this report has a finding {found.code!r}, which this version does not know")
-    return Report(sums=Sums.from_dict(data["sums"]), **fields)
+    sums = Sums.from_dict(data["sums"])
+    _scalar(typing.Literal, VIEWS, sums.view, "sums.view")
+    return Report(sums=sums, **fields)
 
 
 _FIELDS: dict[str, Any] = {

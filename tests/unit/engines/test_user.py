@@ -31,6 +31,18 @@ def test_values_stand_at_their_own_tokens_and_index_0_is_null() -> None:
     assert out.semantics == "raw"
 
 
+def test_null_at_index_0_is_taken_as_in_a_file() -> None:
+    with open_engine("callable:user_scorers:null_first") as engine:
+        out = engine.score(rollouts())
+    assert out.logprobs.values[out.logprobs.mask()].tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("top_p", 2.0), ("min_p", float("nan"))])
+def test_sampling_parameters_that_cannot_be_are_refused(name: str, value: float) -> None:
+    with open_engine("callable:user_scorers:good") as engine, pytest.raises(ContentError, match=f"{name}: got"):
+        engine.score(rollouts(**{name: value}))
+
+
 def test_nan_passes_through_and_the_callers_ids_are_a_copy() -> None:
     with open_engine("callable:user_scorers:lists_with_nan") as engine:
         out = engine.score(rollouts())
@@ -51,6 +63,7 @@ def test_nan_passes_through_and_the_callers_ids_are_a_copy() -> None:
         ("texts", ContentError, "its values are not numbers: TypeError: an array of dtype <U4"),
         ("nones", ContentError, "use NaN where a value is missing"),
         ("nothing", ContentError, "got a NoneType, wanted a list with one array a sequence"),
+        ("exiting", EngineError, "raised SystemExit: 0, at user_scorers.py:"),
         ("raising", EngineError, "raised RuntimeError: out of memory, at user_scorers.py:"),
     ],
 )

@@ -85,6 +85,15 @@ def test_did_you_mean() -> None:
         ("abs_log_ratio/mean", "kl_k1", "k1 may be negative"),
         ("[[bound]]", "[[bund]]", "no \\[\\[bound"),
         ("[[bound]]", "[[bound]", "not TOML"),
+        ("[[bound]]", "[bound]", "list of tables"),
+        ("[[bound]]", "bound = 3\n[other]", "list of tables"),
+        ("[[bound]]", "bound = [3]\n[other]", "list of tables"),
+        ("[[bound]]", "dtpye = 'float32'\n[[bound]]", "did you mean 'dtype'"),
+        ('"abs_log_ratio/mean"', "5", "metric is 5, wanted the name"),
+        ("at_most", "otherwise = 3\nat_most", "otherwise is 3, wanted the name"),
+        ("at_most", 'min_tokens = "many"\nat_most', "min_tokens is 'many', wanted a whole number"),
+        ("at_most", "min_tokens = -5\nat_most", "min_tokens is -5, wanted a whole number"),
+        ("at_most", 'absolute = "no"\nat_most', "absolute is 'no', wanted true or false"),
     ],
 )
 def test_nonsense_is_refused(old: str, new: str, says: str) -> None:

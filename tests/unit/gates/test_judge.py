@@ -41,6 +41,7 @@ def codes(report: Report) -> list[str]:
 
 
 BIG = random_rollouts(1, sequences=200)  # 100 clusters, about 6,000 tokens
+GAP = bounds("abs_log_ratio/mean", 1.0).bounds
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,38 @@ def test_required_and_not_measured_is_never_a_pass() -> None:
     report = judged(BIG, bounds("kl_sampler_scorer_exact/mean", 1.0))
     assert report.outcome is Outcome.INCONCLUSIVE
     assert codes(report) == ["not-measured"]
-    optional = judged(BIG, bounds("kl_sampler_scorer_exact/mean", 1.0, when="if_measured"))
+    also = GAP + bounds("kl_sampler_scorer_exact/mean", 1.0, when="if_measured").bounds
+    optional = judged(BIG, Preset("test", "", "", also))
     assert optional.outcome is Outcome.PASS
     assert codes(optional) == ["not-covered"]
+
+
+@pytest.mark.parametrize("metric", ["kl_sampler_scorer_exact/mean", "surprisal_sampler/excess", "abs_log_ratio/p99.9"])
+def test_a_preset_of_which_nothing_was_judged_never_passes(metric: str) -> None:
+    report = judged(BIG, bounds(metric, 1.0, when="if_measured"))
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert "no bound of 'test' was judged" in next(f for f in report.findings if f.code == "not-measured").message
+
+
+def test_bounds_that_fixed_texts_cannot_have_do_not_pass_them() -> None:
+    fixed = replace(BIG, tokens={**BIG.tokens, "drawn": Values(np.zeros(BIG.n_tokens, dtype=bool))})
+    report = judged(fixed, bounds("kl_sampler_scorer_k3/mean", 1.0), view="fixed")
+    assert report.gates == ()
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert codes(report) == ["not-measured"]
+
+
+def test_zero_on_both_sides_cannot_pass() -> None:
+    """The log-ratio of two zeros is no number; neither side can have drawn such a token."""
+    at = int(np.flatnonzero(BIG.drawn)[5])
+    both: dict[str, Scoring] = {}
+    for name, scoring in BIG.scorings.items():
+        values = scoring.logprobs.values.copy()
+        values[at] = -np.inf
+        both[name] = replace(scoring, logprobs=Values(values, scoring.logprobs.valid))
+    report = judged(replace(BIG, scorings=both), load("bf16"))
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert "1 tokens have probability zero on both sides" in report.findings[0].message
 
 
 def test_a_stand_in_is_judged_when_the_first_is_not_measured() -> None:
@@ -278,7 +308,7 @@ def test_a_quantile_is_gated_by_its_own_interval() -> None:
 
 
 def test_a_quantile_above_p99_informs_only_below_65k_tokens() -> None:
-    report = judged(BIG, bounds("abs_log_ratio/p99.9", 1e-6))
+    report = judged(BIG, Preset("test", "", "", bounds("abs_log_ratio/p99.9", 1e-6).bounds + GAP))
     assert report.outcome is Outcome.PASS
     assert "informs only" in report.gates[0].why
 

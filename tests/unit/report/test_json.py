@@ -104,6 +104,13 @@ def test_a_field_of_another_kind_is_refused_with_its_place(changes: dict, said: 
     assert said in str(err.value) and "\n" not in str(err.value)
 
 
+def test_sums_of_an_unknown_view_are_refused():
+    data = json.loads(to_json(scenario("undecided")))
+    data["sums"]["view"] = "drawm"
+    with pytest.raises(ContentError, match=r"sums\.view is 'drawm', wanted one of drawn, loss, fixed"):
+        from_json(json.dumps(data))
+
+
 def test_a_finding_of_a_later_version_is_refused():
     data = json.loads(to_json(scenario("undecided")))
     data["findings"][0]["code"] = "moon-phase"
