@@ -12,10 +12,10 @@ import numpy as np
 
 from onepolicy.align import align
 from onepolicy.codes import finding
-from onepolicy.engines.base import Engine, Progress
-from onepolicy.engines.open import open_engine
+from onepolicy.engines.base import Engine, EngineSpec, Progress, options_of
+from onepolicy.engines.open import engine_class, open_engine
 from onepolicy.engines.shards import score_shards
-from onepolicy.errors import ContentError, EngineDied, EngineError, UsageError
+from onepolicy.errors import AlignmentError, ContentError, EngineDied, EngineError, UsageError
 from onepolicy.gates.bounds import Preset, default_preset, load
 from onepolicy.gates.judge import judge
 from onepolicy.metrics import METRICS
@@ -49,6 +49,7 @@ def check_file(
     """
     from onepolicy.storage import read, write
 
+    _refuse_replay_of_itself(path, side, scorer)
     rollouts = read(path)
     report, scored = check(
         rollouts,
@@ -96,6 +97,18 @@ def check(
         with open_engine(scorer) as engine:
             return _check(rollouts, engine, side, preset, view, reply_length, exact, progress)
     return _check(rollouts, scorer, side, preset, view, reply_length, exact, progress)
+
+
+def _refuse_replay_of_itself(path: str | Path, side: str, scorer: str) -> None:
+    """Hand-written files have no scoring ids that would tell: the file and the side do."""
+    spec = EngineSpec.parse(scorer)
+    if spec.name != "recorded" or not (Path(spec.target).exists() and Path(path).exists()):
+        return
+    replayed = options_of(engine_class("recorded"), spec)["side"]
+    if replayed == side and Path(spec.target).samefile(path):
+        raise AlignmentError(
+            f"{scorer} is the scoring {side!r} of {path} itself; a comparison needs two engines or runs"
+        )
 
 
 def _has_side(rollouts: Rollouts, side: str) -> None:

@@ -83,7 +83,7 @@ CODES: dict[str, Code] = {
         _FAIL,
         _DRIFT,
         "a drawn token has probability zero on one side only",
-        "One side truncates (top-p, top-k, min-p) what the other drew: replay the sampling mask, or truncate nowhere.",
+        "Sets of top-p, top-k or min-p computed on one side only, or twice with other rounding: replay the sampler's.",
     ),
     "not-drawn-from-reported": Code(
         3,

@@ -29,7 +29,7 @@ from onepolicy.types import Scoring, Values
 
 
 class CallableEngine:
-    """A function that scores. The working directory is importable.
+    """A function that scores, in a process of its own. The working directory is importable.
 
     Errors: `UsageError` for a target that cannot be imported or called.
     """
@@ -37,7 +37,8 @@ class CallableEngine:
     NAME: ClassVar[str] = "callable"
     SAMPLES: ClassVar[bool] = False
     SCORES: ClassVar[bool] = True
-    HEAVY: ClassVar[bool] = False
+    # a trainer of its own, as a rule: what exits or crashes in it must not end the comparison
+    HEAVY: ClassVar[bool] = True
     SWITCHES: ClassVar[Mapping[str, Switch]] = {
         "dtype": Switch(str, "", "the precision it computes in", ("", "float32", "bfloat16", "float16")),
         "semantics": Switch(str, "", "what its values mean; empty: whatever the rollouts declare", ("", *SEMANTICS)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onepolicy import storage
+from onepolicy.check import check_file
 from onepolicy.engines.open import open_engine
 from onepolicy.errors import AlignmentError, UsageError
 from onepolicy.rollouts import Rollouts, column_values
@@ -69,3 +71,18 @@ def test_another_length_and_another_side_are_refused(file: str) -> None:
         open_engine(f"recorded:{file}?side=current"),
     ):
         pass
+
+
+def test_a_file_is_not_replayed_against_itself(tmp_path: Path) -> None:
+    """A hand-written file has no scoring id: the file and the side tell that it is one scoring seen twice."""
+    path = tmp_path / "mine.jsonl"
+    record = {"token_ids": [1, 2, 3], "prompt_length": 1, "logprob_semantics": "raw"}
+    path.write_text(json.dumps({**record, "sampler_logprobs": [None, -1.0, -2.0], "old_logprobs": [None, -1.0, -2.0]}))
+    with pytest.raises(AlignmentError, match="itself"):
+        check_file(path, f"recorded:{path}?side=sampler", bounds="bitwise")
+    twin = tmp_path / "twin.jsonl"
+    twin.write_text(path.read_text())
+    assert (
+        check_file(path, f"recorded:{twin}?side=sampler", bounds="bitwise").measurements["abs_log_ratio/max"].value == 0
+    )
+    assert check_file(path, f"recorded:{path}?side=old", bounds="bitwise").measurements["abs_log_ratio/max"].value == 0

@@ -7,9 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onepolicy.check import check_file
+from onepolicy.cli.main import run
+from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.open import open_engine
-from onepolicy.errors import ContentError, EngineError, OnepolicyError, UsageError
+from onepolicy.errors import ContentError, EngineDied, EngineError, OnepolicyError, UsageError
+from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts, column_values
+from onepolicy.storage import write
 from onepolicy.types import Values
 
 
@@ -113,3 +118,17 @@ def test_semantics_are_declared_by_somebody_and_never_guessed() -> None:
         for refused in (lambda: engine.encode(["x"]), lambda: engine.decode([1])):
             with pytest.raises(UsageError, match="it has no tokenizer"):
                 refused()
+
+
+@pytest.mark.parametrize(("function", "how"), [("leaves", "exit code 0"), ("crashes", "SIGSEGV")])
+def test_a_scorer_that_ends_its_process_ends_no_comparison(
+    function: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in a worker: neither a crash nor an exit with 0 may look like a verdict."""
+    monkeypatch.chdir(Path(__file__).parent)
+    recorded = tmp_path / "rollouts.parquet"
+    write(record_rollouts("fake:?seed=1", prompts=["a", "b"], params=SamplingParams(max_tokens=4)), recorded)
+    spec = f"callable:user_scorers:{function}?dtype=float32"
+    with pytest.raises(EngineDied, match=how):
+        check_file(recorded, spec)
+    assert run(["check", str(recorded), "--scorer", spec]) == 4

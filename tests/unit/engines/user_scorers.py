@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -61,3 +63,13 @@ def changes_its_input(ids: list[np.ndarray]) -> list[Any]:
     for x in ids:
         x[:] = 0
     return good(ids)
+
+
+def leaves(sequences):
+    """Ends its whole process, as if all were well."""
+    os._exit(0)
+
+
+def crashes(sequences):
+    """Is killed by the system, as by a fault in a kernel."""
+    os.kill(os.getpid(), signal.SIGSEGV)
