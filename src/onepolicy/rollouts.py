@@ -251,6 +251,7 @@ def concat_scorings(parts: Sequence[Scoring | None], counts: Sequence[int]) -> S
     """
     given = [p for p in parts if p is not None]
     dist = [p.distributions for p in given if p.distributions is not None]
+    routes = [p.routes for p in given if p.routes is not None]
     return Scoring(
         concat_values([None if p is None else p.logprobs for p in parts], counts),
         _concat_optional([None if p is None else p.entropy for p in parts], counts),
@@ -260,6 +261,7 @@ def concat_scorings(parts: Sequence[Scoring | None], counts: Sequence[int]) -> S
         _agreed("dtype", [p.dtype for p in given]),
         _common([p.fingerprint for p in given]),
         _joined_ids([p.scoring_id for p in given]),
+        np.concatenate(routes) if len(routes) == len(parts) else None,
     )
 
 

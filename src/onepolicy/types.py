@@ -75,7 +75,8 @@ class Scoring:
     """What one engine said about given tokens.
 
     `logprobs`, `entropy`, `varentropy`: `[T]`, nats. `distributions`: `[T, V]` log-probs, only from engines asked for
-    them. `semantics`: one of `schema.SEMANTICS`, None if undeclared. `dtype`: the precision the engine computes in.
+    them. `routes`: `[T, L * K]` experts, layer by layer, from mixture models asked for them, -1 where not known.
+    `semantics`: one of `schema.SEMANTICS`, None if undeclared. `dtype`: the precision the engine computes in.
     `scoring_id` tells two scorings with equal values from one scoring seen twice.
     """
 
@@ -87,6 +88,7 @@ class Scoring:
     dtype: str | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scoring_id: str | None = None
+    routes: NDArray[Any] | None = None
 
     def take(self, index: NDArray[Any]) -> Scoring:
         """The scoring of the tokens at `index`."""
@@ -104,6 +106,7 @@ class Scoring:
             self.dtype,
             self.fingerprint,
             self.scoring_id,
+            None if self.routes is None else self.routes[index],
         )
 
     def without_entropy(self) -> Scoring:

@@ -24,12 +24,16 @@ from onepolicy.types import Scoring
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One option of an engine: how its text is read, its default, its choices, and what it changes."""
+    """One option of an engine: how its text is read, its default, its choices, and what it changes.
+
+    `live`: can be another at each `score` (`using=`), without a new start of the engine.
+    """
 
     kind: type
     default: Any
     meaning: str
     choices: tuple[str, ...] = ()
+    live: bool = False
 
     def parse(self, name: str, text: str) -> Any:
         """The value of `name=text`. Errors: `UsageError` naming what was wanted."""
@@ -114,8 +118,13 @@ class Engine(Protocol):
         the scoring `sampler`, the sampling parameters, `logprob_semantics`, `finish_reason`, `stop_token_ids`."""
         ...
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
-        """Log-probs of the given ids at the rollouts' declared semantics; index 0 null. Order and lengths as given."""
+    def score(
+        self, rollouts: Rollouts, *, distributions: bool = False, using: Mapping[str, Any] | None = None
+    ) -> Scoring:
+        """Log-probs of the given ids at the rollouts' declared semantics; index 0 null. Order and lengths as given.
+
+        `using`: values of live switches for this call alone; the fingerprint of the scoring says them.
+        """
         ...
 
     def close(self) -> None:
@@ -139,6 +148,15 @@ def options_of(engine: type[Any], spec: EngineSpec) -> dict[str, Any]:
         name: switch.parse(name, spec.options[name]) if name in spec.options else switch.default
         for name, switch in engine.SWITCHES.items()
     }
+
+
+def using_of(engine: Any, using: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`using`, once it is sure that each is a live switch of the engine. Errors: `UsageError`."""
+    for name in using or {}:
+        if name not in engine.SWITCHES or not engine.SWITCHES[name].live:
+            live = ", ".join(k for k, s in engine.SWITCHES.items() if s.live) or "none"
+            raise UsageError(f"engine {engine.NAME!r}: {name!r} cannot change while it runs; live switches: {live}")
+    return dict(using or {})
 
 
 def declared(rollouts: Rollouts, engine: str) -> list[dict[str, Any]]:

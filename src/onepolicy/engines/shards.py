@@ -5,8 +5,9 @@ The same for every engine, in this process or in a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ def score_shards(
     rollouts: Rollouts,
     *,
     distributions: bool = False,
+    using: Mapping[str, Any] | None = None,
     max_tokens: int = MAX_TOKENS,
     max_sequences: int = MAX_SEQUENCES,
     progress: Progress | None = None,
@@ -53,7 +55,9 @@ def score_shards(
     scoring_id = None
     for at in shard_slices(rollouts.lengths, max_tokens, max_sequences):
         part = rollouts.take(range(at.start, at.stop))
-        scoring = engine.score(part, distributions=distributions)
+        # engines of others may not know `using` yet
+        more = {"using": using} if using else {}
+        scoring = engine.score(part, distributions=distributions, **more)
         scoring_id = scoring_id or scoring.scoring_id  # the shards are one scoring
         if len(scoring.logprobs.values) != part.n_tokens:
             got = len(scoring.logprobs.values)

@@ -21,7 +21,7 @@ from onepolicy.rollouts import Rollouts
 from onepolicy.types import Lists, Scoring, Values
 
 #: Raised by one whenever a frame or a message changes its meaning.
-PROTOCOL = 1
+PROTOCOL = 2
 
 TYPES: dict[str, type[Any]] = {t.__name__: t for t in (Values, Lists, Scoring, Rollouts, SamplingParams)}
 

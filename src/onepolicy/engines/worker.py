@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import onepolicy
 from onepolicy import errors
 from onepolicy.engines import wire
-from onepolicy.engines.base import SamplingParams
+from onepolicy.engines.base import SamplingParams, using_of
 from onepolicy.engines.shards import shard_slices
 from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError, UsageError
 from onepolicy.rollouts import Rollouts, concat_scorings
@@ -92,10 +92,13 @@ class WorkerEngine:
         """As the engine's own. One request: `shards.sample_shards` splits large work."""
         return self._ask("sample", prompts=[[int(i) for i in p] for p in prompts], params=params)
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
+    def score(
+        self, rollouts: Rollouts, *, distributions: bool = False, using: Mapping[str, Any] | None = None
+    ) -> Scoring:
         """As the engine's own, sent in shards so that the time limit is one shard's."""
+        using = using_of(self, using)
         parts = [rollouts.take(range(at.start, at.stop)) for at in shard_slices(rollouts.lengths)] or [rollouts]
-        done: list[Scoring] = [self._ask("score", rollouts=_bare(p), distributions=distributions) for p in parts]
+        done: list[Scoring] = [self._ask("score", rollouts=_bare(p), distributions=distributions, using=using) for p in parts]
         same = [replace(scoring, scoring_id=done[0].scoring_id) for scoring in done]
         return concat_scorings(same, [p.n_tokens for p in parts])
 

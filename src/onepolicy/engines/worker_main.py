@@ -68,8 +68,9 @@ class Host:
     def sample(self, prompts: list[list[int]], params: SamplingParams) -> Any:
         return self.engine.sample(prompts, params)
 
-    def score(self, rollouts: Rollouts, distributions: bool) -> Any:
-        return self.engine.score(rollouts, distributions=distributions)
+    def score(self, rollouts: Rollouts, distributions: bool, using: Mapping[str, Any]) -> Any:
+        more = {"using": using} if using else {}
+        return self.engine.score(rollouts, distributions=distributions, **more)
 
     def close(self) -> None:
         if self.engine is not None:

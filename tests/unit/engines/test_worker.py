@@ -145,7 +145,7 @@ def test_an_engine_that_refuses_to_start_leaves_nothing(tmp_path: Path, monkeypa
 
 def test_a_worker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onepolicy, "__version__", "9.9")
-    with pytest.raises(EngineError, match=r"runs onepolicy .* \(protocol 1\), this one 9\.9"):
+    with pytest.raises(EngineError, match=r"runs onepolicy .* \(protocol 2\), this one 9\.9"):
         WorkerEngine(OddEngine, "here", {})
 
 
