@@ -34,6 +34,7 @@ LAYERS: list[tuple[str, int]] = [
     ("reduce", 3),
     ("padded", 3),
     ("metrics", 4),
+    ("floor", 4),
     ("estimate", 5),
     ("codes", 5),
     ("gates", 6),
@@ -43,6 +44,10 @@ LAYERS: list[tuple[str, int]] = [
     ("engines", 8),
     ("report", 9),
     ("record", 9),
+    ("legs", 9),
+    ("verdict", 9),
+    ("checking", 10),
+    ("checked", 10),
     ("check", 10),
     ("cli", 11),
 ]

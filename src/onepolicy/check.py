@@ -1,46 +1,66 @@
-"""Check: a scorer scores the recorded ids again; the two sides are aligned, added up, measured and judged."""
+"""Check: two engines on the same tokens. The pair is judged, and every leg that the engines can run tells rounding from
+a bug: the same function in float32, each side against itself, and the floor that rounding alone predicts."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from onepolicy import checked, checking
+from onepolicy.engines.base import Engine, EngineSpec, Progress, SamplingParams, options_of
+from onepolicy.engines.open import engine_class, named
+from onepolicy.errors import AlignmentError, ContentError, UsageError
+from onepolicy.gates.bounds import load
+from onepolicy.legs.run import Told
+from onepolicy.rollouts import Rollouts
+from onepolicy.suite import Suite
+from onepolicy.types import Report
+from onepolicy.verdict import (
+    compare,
+    compare_rollouts,
+    declared_as,
+    fingerprint_findings,
+    judged,
+    median_reply,
+    rejudge,
+    worst_in_context,
+)  # fmt: skip
 
-from onepolicy.align import align
-from onepolicy.codes import finding
-from onepolicy.engines.base import Engine, EngineSpec, Progress, options_of
-from onepolicy.engines.open import engine_class, open_engine
-from onepolicy.engines.shards import score_shards
-from onepolicy.errors import AlignmentError, ContentError, EngineDied, EngineError, UsageError
-from onepolicy.gates.bounds import Preset, default_preset, load
-from onepolicy.gates.judge import judge
-from onepolicy.metrics import METRICS
-from onepolicy.metrics.horizon import answer_from
-from onepolicy.reduce import reduce
-from onepolicy.rollouts import Rollouts, column_values, concat_scorings
-from onepolicy.sums import Sums
-from onepolicy.types import Finding, LogprobPairs, Report, Scoring
+__all__ = [
+    "Choices", "check", "check_engines", "check_file", "compare", "compare_rollouts", "fingerprint_findings", "judged",
+    "median_reply", "rejudge", "worst_in_context",
+]  # fmt: skip
 
-#: Tokens shown on each side of a worst token.
-_AROUND = 8
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a check does besides comparing the pair.
+
+    `legs`: names of the legs to run, None for all; `skip`: names left out. `reference`, `floor`: engines for a third
+    scoring and for the floor's variants. `suite`: a size of the built-in suite, or one that was loaded; `params`: how
+    its prompts are drawn from. `keep`: a directory where finished scorings are stored, so that an interrupted check
+    goes on. `timeout`: seconds for one request to an engine.
+    """
+
+    legs: Sequence[str] | None = None
+    skip: Sequence[str] = ()
+    reference: str | Engine | None = None
+    floor: str | Engine | None = None
+    suite: str | Suite = "default"
+    params: SamplingParams = field(default_factory=SamplingParams)
+    keep: Path | None = None
+    timeout: float = 600.0
 
 
 def check_file(
     path: str | Path,
     scorer: str,
     *,
-    side: str = "sampler",
-    bounds: str | None = None,
-    view: str = "drawn",
-    reply_length: int | None = None,
-    exact: bool = False,
-    declare: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
     save_scores: str | Path | None = None,
+    side: str = "sampler",
+    **more: Any,
 ) -> Report:
     """`check` of stored rollouts. With `save_scores` the rollouts and the scorer's values are written there.
 
@@ -50,18 +70,7 @@ def check_file(
     from onepolicy.storage import read, write
 
     _refuse_replay_of_itself(path, side, scorer)
-    rollouts = read(path)
-    report, scored = check(
-        rollouts,
-        scorer,
-        side=side,
-        bounds=bounds,
-        view=view,
-        reply_length=reply_length,
-        exact=exact,
-        declare=declare,
-        progress=progress,
-    )
+    report, scored = check(read(path), scorer, side=side, **more)
     broken = any(f.code in ("engine-died", "engine-failed") for f in report.findings)
     if save_scores is not None or broken:
         from onepolicy.record import free_path
@@ -76,27 +85,52 @@ def check(
     rollouts: Rollouts,
     scorer: str | Engine,
     *,
+    sampler: str | Engine | None = None,
     side: str = "sampler",
     bounds: str | None = None,
     view: str = "drawn",
     reply_length: int | None = None,
     exact: bool = False,
     declare: Mapping[str, str] | None = None,
+    choices: Choices | None = None,
+    told: Told | None = None,
     progress: Progress | None = None,
 ) -> tuple[Report, Rollouts]:
-    """Scores `rollouts` with `scorer`, compares with their scoring `side`, judges. Returns the report and the
-    rollouts with the new scoring `scorer`.
+    """Scores `rollouts` with `scorer`, compares with their scoring `side`, runs the legs, judges. Returns the report
+    and the rollouts with the new scoring `scorer`. `sampler`: the engine that drew them, for its own legs.
 
     Errors: `UsageError`, `ContentError`, `AlignmentError` for input that cannot be compared; `EngineError` when the
     engine fails before anything was scored. An engine that fails later gives a report with outcome `error`.
     """
     rollouts = declared_as(rollouts, declare or {})
     _has_side(rollouts, side)
+    pair = checking.Pair(side, bounds, view, reply_length, exact)
     preset = load(bounds) if bounds else None
-    if isinstance(scorer, str):
-        with open_engine(scorer) as engine:
-            return _check(rollouts, engine, side, preset, view, reply_length, exact, progress)
-    return _check(rollouts, scorer, side, preset, view, reply_length, exact, progress)
+    going = checking.run_check(rollouts, sampler, scorer, pair, choices or Choices(), told, progress)
+    return checked.report_of(going, preset)
+
+
+def check_engines(
+    sampler: str | Engine,
+    scorer: str | Engine,
+    *,
+    bounds: str | None = None,
+    view: str = "drawn",
+    reply_length: int | None = None,
+    exact: bool = False,
+    choices: Choices | None = None,
+    told: Told | None = None,
+    progress: Progress | None = None,
+) -> tuple[Report, Rollouts]:
+    """`check` of tokens that `sampler` draws first. Errors: as `check`; `UsageError` for a sampler that draws none."""
+    drawer = engine_class(named(EngineSpec.parse(sampler)).name) if isinstance(sampler, str) else sampler
+    if not drawer.SAMPLES:
+        what = f"engine {drawer.NAME!r} draws no tokens"
+        raise UsageError(f"{what}; record with another, or give the file: check FILE --scorer ENGINE")
+    pair = checking.Pair("sampler", bounds, view, reply_length, exact)
+    preset = load(bounds) if bounds else None
+    going = checking.run_check(None, sampler, scorer, pair, choices or Choices(), told, progress)
+    return checked.report_of(going, preset)
 
 
 def _refuse_replay_of_itself(path: str | Path, side: str, scorer: str) -> None:
@@ -118,214 +152,3 @@ def _has_side(rollouts: Rollouts, side: str) -> None:
         raise ContentError(
             f"the rollouts have no '{side}_logprobs' (they have {have}); record them, or name another side"
         )
-
-
-def _check(
-    rollouts: Rollouts,
-    engine: Engine,
-    side: str,
-    preset: Preset | None,
-    view: str,
-    reply_length: int | None,
-    exact: bool,
-    progress: Progress | None,
-) -> tuple[Report, Rollouts]:
-    fingerprint = engine.fingerprint()
-    seen = fingerprint_findings(rollouts.scorings[side].fingerprint, fingerprint)
-    scoring, done, failure = _scored(engine, rollouts, exact, progress)
-    if failure is not None:
-        seen.append(failure)
-    scoring = replace(scoring, fingerprint=fingerprint)
-    scored = rollouts.with_scoring("scorer", scoring)
-    judged = scored if done == len(rollouts) else scored.take(range(done))
-    report, pairs = compare(judged, None, (side, "scorer"), preset, view, reply_length, seen)
-    tokens = worst_in_context(report.sums, pairs, None if failure else engine)
-    return replace(report, context={**report.context, "tokens": tokens}), scored
-
-
-def _scored(
-    engine: Engine, rollouts: Rollouts, exact: bool, progress: Progress | None
-) -> tuple[Scoring, int, Finding | None]:
-    """(scoring, sequences done, what went wrong): shards that arrived before a failure are kept."""
-    parts: list[Scoring] = []
-    done = 0
-    failure: Finding | None = None
-    try:
-        for at, part in score_shards(engine, rollouts, distributions=exact, progress=progress):
-            parts.append(part)
-            done = at.stop
-    except EngineError as err:
-        if not parts:
-            raise
-        code = "engine-died" if isinstance(err, EngineDied) else "engine-failed"
-        message = f"{err}; {done} of {len(rollouts)} sequences had been scored"
-        failure = finding(code, message, origin="run", evidence={"sequences": done, "of": len(rollouts)})
-    counts = [p.logprobs.values.shape[0] for p in parts]
-    rest = rollouts.n_tokens - sum(counts)
-    return concat_scorings([*parts, *([None] if rest else [])], [*counts, *([rest] if rest else [])]), done, failure
-
-
-def compare_rollouts(
-    a: Rollouts,
-    b: Rollouts | None = None,
-    names: tuple[str, str] = ("sampler", "old"),
-    *,
-    bounds: str | None = None,
-    view: str = "drawn",
-    reply_length: int | None = None,
-) -> Report:
-    """Two recorded scorings, of one file or of two. Errors: `AlignmentError` where the tokens are not the same."""
-    preset = load(bounds) if bounds else None
-    left, right = a.scorings.get(names[0]), (b or a).scorings.get(names[1])
-    seen = fingerprint_findings(left.fingerprint if left else {}, right.fingerprint if right else {})
-    report, pairs = compare(a, b, names, preset, view, reply_length, seen)
-    return replace(report, context={**report.context, "tokens": worst_in_context(report.sums, pairs, None)})
-
-
-def compare(
-    a: Rollouts,
-    b: Rollouts | None,
-    names: tuple[str, str],
-    preset: Preset | None,
-    view: str,
-    reply_length: int | None,
-    seen: Sequence[Finding] = (),
-) -> tuple[Report, LogprobPairs]:
-    """align -> reduce -> judge, with everything the report carries."""
-    pairs = align(a, names[0], names[1], other=b)
-    left, right = a.scorings[names[0]], (b or a).scorings[names[1]]
-    preset = preset or load(default_preset([left.dtype, right.dtype]))
-    sums = reduce(pairs, METRICS.values(), view)
-    length = reply_length or median_reply(pairs)
-    # two files may call their sides alike: a name stands for one engine in the report
-    x, y = names if names[0] != names[1] else (names[0], f"{names[1]} (second)")
-    return judged(
-        sums,
-        preset,
-        length,
-        [*seen, *meaning_findings(a, left, right)],
-        {x: left.fingerprint, y: right.fingerprint},
-        {"dtypes": {x: left.dtype, y: right.dtype}},
-    ), pairs
-
-
-def judged(
-    sums: Sums,
-    preset: Preset,
-    length: int,
-    seen: Sequence[Finding],
-    fingerprints: Mapping[str, Mapping[str, Any]],
-    context: Mapping[str, Any],
-) -> Report:
-    """`judge` plus what the gap does at the reply length."""
-    report = judge(sums, preset, fingerprints=fingerprints, run_findings=seen, reply_length=length, context=context)
-    return replace(report, context={**report.context, "answer": answer_from(report.measurements, length)})
-
-
-def rejudge(report: Report, bounds: str) -> Report:
-    """A saved report under other bounds, from its Sums; what was seen while running is kept."""
-    kept = [f for f in report.findings if f.origin == "run"]
-    return judged(report.sums, load(bounds), report.reply_length or 1, kept, report.fingerprints, report.context)
-
-
-def median_reply(pairs: LogprobPairs) -> int:
-    """The median number of drawn tokens of the sequences that have any; of all tokens for fixed texts."""
-    mask = pairs.drawn if pairs.drawn.any() else np.ones(len(pairs.drawn), dtype=bool)
-    before = np.concatenate([[0], np.cumsum(mask)])
-    lengths = np.diff(before[pairs.offsets])
-    return max(1, int(statistics.median(lengths[lengths > 0].tolist() or [1])))
-
-
-def declared_as(rollouts: Rollouts, declare: Mapping[str, str]) -> Rollouts:
-    """The rollouts with record columns set that were not. Errors: `UsageError` for what is declared otherwise."""
-    names = ("logprob_semantics", "temperature", "top_p", "top_k", "min_p")
-    names += ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    columns = dict(rollouts.records)
-    for name, text in declare.items():
-        if name not in names:
-            raise UsageError(f"--declare {name}: wanted one of {', '.join(names)}")
-        value = text if name == "logprob_semantics" else _number(name, text)
-        already = {rollouts.record(name, i) for i in range(len(rollouts))} - {None}
-        if already - {value}:
-            raise UsageError(f"--declare {name}={text}: the rollouts themselves say {sorted(map(str, already))}")
-        columns[name] = column_values(name, [value] * len(rollouts))
-    return replace(rollouts, records=columns)
-
-
-def _number(name: str, text: str) -> float | int:
-    try:
-        return int(text) if name == "top_k" else float(text)
-    except ValueError:
-        raise UsageError(f"--declare {name}={text}: wanted a number") from None
-
-
-# -- findings about the pair itself ------------------------------------------------------------------------------------
-
-
-def fingerprint_findings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Finding]:
-    """What the two fingerprints alone show: other vocabularies, tokenizers, weights. Unknown is not different."""
-    checks = (
-        ("vocab_size", "vocabulary-differs"),
-        ("tokenizer_digest", "tokenizer-differs"),
-        ("weights_digest", "weights-differ"),
-    )
-    out: list[Finding] = []
-    for key, code in checks:
-        x, y = a.get(key), b.get(key)
-        if x is not None and y is not None and x != y:
-            out.append(finding(code, f"{key}: {x} and {y}", origin="run", evidence={"a": x, "b": y}))
-    return out
-
-
-def meaning_findings(rollouts: Rollouts, left: Scoring, right: Scoring) -> list[Finding]:
-    """Declared semantics that differ in effect, or are not declared at all."""
-    rows = {_meaning(rollouts, i) for i in range(len(rollouts))}
-    out: list[Finding] = []
-    if any(semantics is None for semantics, _, _ in rows):
-        out.append(finding("semantics-undeclared", "logprob_semantics is null in some records", origin="run"))
-    differ = left.semantics and right.semantics and left.semantics != right.semantics
-    if differ and any(hot or cut for _, hot, cut in rows):
-        message = f"the first side is {left.semantics!r}, the second {right.semantics!r}"
-        out.append(finding("semantics-differ", message, origin="run"))
-    return out
-
-
-def _meaning(rollouts: Rollouts, i: int) -> tuple[str | None, bool, bool]:
-    """(semantics, temperature other than 1, truncated) of one record."""
-    hot = rollouts.record("temperature", i) not in (None, 1.0)
-    cut = rollouts.record("top_p", i) not in (None, 1.0) or rollouts.record("top_k", i) not in (None, 0, -1)
-    return rollouts.record("logprob_semantics", i), hot, cut or rollouts.record("min_p", i) not in (None, 0.0)
-
-
-def worst_in_context(sums: Sums, pairs: LogprobPairs, engine: Engine | None, limit: int = 5) -> list[dict[str, Any]]:
-    """The worst tokens with the text around them; ids stand for text where no engine can decode."""
-    where = {name: i for i, name in reversed(list(enumerate(pairs.record_ids)))}
-    out: list[dict[str, Any]] = []
-    for place in sums.worst.get("tokens", [])[:limit]:
-        lo, hi = (int(x) for x in pairs.offsets[where[place.record] : where[place.record] + 2])
-        at = lo + place.position
-        ids = pairs.token_ids[max(lo, at - _AROUND) : min(hi, at + _AROUND // 2 + 1)].tolist()
-        texts = _decoded(engine, ids)
-        k = min(_AROUND, at - lo)
-        out.append(
-            {
-                "record": place.record,
-                "position": place.position,
-                "before": "".join(texts[:k]),
-                "token": texts[k],
-                "after": "".join(texts[k + 1 :]),
-                "sampler": float(place.a),
-                "scorer": float(place.b),
-            }
-        )
-    return out
-
-
-def _decoded(engine: Engine | None, ids: list[int]) -> list[str]:
-    plain = [f"[{i}]" for i in ids]
-    if engine is None:
-        return plain
-    try:
-        return engine.decode(ids)
-    except (EngineError, UsageError, NotImplementedError):
-        return plain  # text is for the eye only: a verdict does not depend on it

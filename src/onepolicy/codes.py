@@ -92,12 +92,124 @@ CODES: dict[str, Code] = {
         "the tokens were not drawn from the distribution that is reported",
         "Report the distribution that is sampled (vLLM: processed log-probs), or sample the one that is reported.",
     ),
+    "logprob-contract": Code(
+        3,
+        _FAIL,
+        _DRIFT,
+        "the sampler's log-probs do not mean what is declared, or not what the scorer computes",
+        "Set the flag that the message names, or declare what is really reported.",
+    ),
+    "placeholder-logprob": Code(
+        1,
+        _FAIL,
+        _DRIFT,
+        "placeholder values stand where log-probs should",
+        "Leave what was not scored null: 0.0 means certainty.",
+    ),
+    "not-at-step-zero": Code(
+        4,
+        _FAIL,
+        _DRIFT,
+        "before the first update the trainer's own values already differ",
+        "Old, current and reference are one policy before the first step: look at dropout, dtypes, adapters, caches.",
+    ),
     "weights-differ": Code(
         4,
         _WARN,
         _PASS,
         "the two engines loaded different weights",
         "A gap between different weights is staleness, not mismatch: load the same checkpoint on both sides.",
+    ),
+    "different-function": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "in float32 the two engines compute different functions",
+        "A setting differs (rope, norm epsilon, mask, weights, template): rounding is a thousand times smaller here.",
+    ),
+    "not-repeatable": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "an engine contradicts itself when it is asked again",
+        "Look for dropout, a mode left on, races, atomic sums; nothing else here can be trusted before that.",
+    ),
+    "depends-on-order": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "the scorer's values depend on the order of the sequences",
+        "It sorts its batch and does not sort back, or carries state from one sequence to the next.",
+    ),
+    "depends-on-packing": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "packed sequences see each other",
+        "The document mask is missing or wrong, or positions do not restart: see the first bad token.",
+    ),
+    "depends-on-padding": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "values move with the padding side",
+        "Give position ids that start at the first real token, and a mask over the padding.",
+    ),
+    "depends-on-batch": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "values depend on what else is in the batch, beyond rounding",
+        "Rows of a batch see each other: look at masks, packing inside the scorer, and batch-dependent routing.",
+    ),
+    "depends-on-path": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "decode and prefill of one engine disagree beyond rounding",
+        "Look at the KV cache: positions, its dtype, sliding windows, chunk boundaries.",
+    ),
+    "depends-on-cache": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "values from a cached prefix differ beyond rounding",
+        "The cache holds what other weights or other settings computed: reset it at every weight update.",
+    ),
+    "depends-on-load": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "a loaded server gives other values than an idle one, beyond rounding",
+        "Batch-dependent kernels or routing: use batch-invariant kernels, or compare at production load.",
+    ),
+    "depends-on-kernel": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "another attention kernel of the scorer disagrees beyond rounding",
+        "One of the two kernels reads mask, window, scale or soft-cap otherwise.",
+    ),
+    "texts-differ": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "on fixed texts the two engines differ beyond rounding",
+        "See the position table and the worst texts: long contexts and rare tokens are where drawn replies do not go.",
+    ),
+    "beyond-rounding": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "the gap is larger than rounding predicts",
+        "See the same-function leg: if float32 agrees, a production kernel differs; else a setting does.",
+    ),
+    "beyond-rounding-late": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "from some position on the gap is larger than rounding predicts",
+        "What acts late: rope scaling beyond the original context, sliding windows, chunk and cache boundaries.",
     ),
     "ratio-biased": Code(
         5,
@@ -127,6 +239,16 @@ CODES: dict[str, Code] = {
         "the ratios' tail is too heavy for means of them",
         "Few tokens carry the mean: see the worst tokens; intervals of ratio means are withheld.",
     ),
+    "same-function-open": Code(
+        6,
+        _WARN,
+        _OPEN,
+        "whether both engines compute the same function is open",
+        "Give the float32 leg what it lacks (memory, time), or leave it out knowingly: --skip same-function.",
+    ),
+    "leg-failed": Code(
+        6, _WARN, _OPEN, "a leg was tried and failed", "Read its message; --skip LEG leaves it out knowingly."
+    ),
     "not-measured": Code(
         6, _INFO, _OPEN, "a required metric was not measured", "Record what it needs, or choose bounds without it."
     ),
@@ -147,6 +269,23 @@ CODES: dict[str, Code] = {
     ),
     "semantics-undeclared": Code(
         7, _INFO, _PASS, "what the log-probs mean is not declared", "Set logprob_semantics and the sampling parameters."
+    ),
+    "floor-incomplete": Code(
+        7,
+        _INFO,
+        _PASS,
+        "what rounding alone would do is not known, so absolute bounds are used",
+        "Name an engine that can emulate the sampler's precision: --floor hf:MODEL.",
+    ),
+    "floor-assumed": Code(
+        7,
+        _INFO,
+        _PASS,
+        "the floor is assumed from the scorer's own error, not measured between kernels",
+        "Use a scorer with more than one kernel, or --floor hf:MODEL.",
+    ),
+    "texts-left-out": Code(
+        7, _INFO, _PASS, "some fixed texts are longer than the model's context", "Nothing, if that is known."
     ),
     "not-covered": Code(7, _INFO, _PASS, "a bound was not covered by what was measured", "Nothing, if that is known."),
 }

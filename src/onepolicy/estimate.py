@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ class Totals:
 
     def quantile(self, read: Quantile) -> float:
         codes, counts = quantile_table(self._sums, read)
-        return _read(hist.quantile(codes, counts.sum(axis=0), read.q), read)
+        value = _read(hist.quantile(codes, counts.sum(axis=0), read.q), read)
+        return value if read.over is None else self.divide(value, self.quantile(_denominator(read)))
 
     def pareto_k(self, name: str) -> float:
         codes, counts = self._sums.histograms[name].table()
@@ -88,6 +90,11 @@ def quantile_table(sums: Sums, read: Quantile) -> tuple[IntArray, IntArray]:
     """(codes `[K]`, counts `[GROUPS, K]`) of the histogram that a quantile reads."""
     codes, counts = sums.histograms[read.histogram].table()
     return hist.folded(codes, counts) if read.absolute else (codes, counts)
+
+
+def _denominator(read: Quantile) -> Any:
+    """The quantile that a ratio of quantiles is divided by."""
+    return replace(read, histogram=read.over, over=None)  # pyright: ignore[reportArgumentType]
 
 
 def _read(value: float, read: Quantile) -> float:
@@ -128,8 +135,7 @@ def _nonfinite(sums: Sums, m: Metric) -> int:
 def _unmeasured(sums: Sums, m: Metric) -> str | None:
     """Why a metric has no value: its tokens are not there. None if they are."""
     if m.reducer == "histogram":
-        empty = not any(h.counts for h in sums.histograms.values())
-        return "no token was scored by both sides with finite values" if empty else None
+        return _REASONS[m.uses] if _no_histogram(sums, m) else None
     prefix = "extremes:" if m.reducer in ("max", "min") else ""
     found = [sums.totals.get(prefix + key) for key in m.term_keys().values()]
     if any(t is None for t in found):
@@ -141,12 +147,22 @@ def _unmeasured(sums: Sums, m: Metric) -> str | None:
     return None
 
 
+def _no_histogram(sums: Sums, m: Metric) -> bool:
+    if m.uses == "floor":
+        return not all(n in sums.histograms and sums.histograms[n].counts for n in _STANDARDISED)
+    return not any(h.counts for h in sums.histograms.values())
+
+
+_STANDARDISED = ("standardised_gap", "standardised_floor")
+
 _REASONS = {
     "scored": "no token was scored by both sides with finite values",
     "estimator": "no token was drawn by the first side from the distribution it reports",
     "surprisal_a": "the sampler's entropy and varentropy are not known",
     "surprisal_b": "the scorer's entropy and varentropy are not known",
     "exact": "full distributions are not at hand",
+    "position": "the gap was not looked at by position",
+    "floor": "what rounding alone would do is not known",
 }
 
 
@@ -164,6 +180,8 @@ def _from_histogram(sums: Sums, m: Metric) -> Measurement:
     if math.isnan(value):
         return Measurement(m.key, None, n, scale=m.scale, why="too few different ratios in the upper tail")
     groups = int((counts.sum(axis=1) > 0).sum())
+    if m.quantile is not None and m.quantile.over is not None:
+        return _quantile_ratio(sums, m, m.quantile, value, n, groups)
     lower, upper = (None, None)
     if m.quantile is not None and groups >= LEAST_CLUSTERS:
         lower, upper = _woodruff(sums, m.quantile)
@@ -192,6 +210,43 @@ def _share_of_bins(counts: IntArray, n_bins: int) -> tuple[float, float, int]:
     return float(below.sum() / n.sum()), _jackknife_error(left_out) or 0.0, len(n)
 
 
+def _quantile_ratio(sums: Sums, m: Metric, read: Quantile, value: float, n: int, groups: int) -> Measurement:
+    """A ratio of two quantiles of the same tokens. Its error on the log scale: both quantiles' shares below, linearised
+    through the density there, and deleted by the same hashed groups of clusters, so that what they share cancels."""
+    found = Measurement(m.key, value, n, 0, sums.n_clusters(), float(groups), scale="log")
+    if groups < LEAST_CLUSTERS or not value > 0:
+        return replace(found, scale="log" if value > 0 else "linear")
+    over = _influence(sums, _denominator(read))
+    top = _influence(sums, read)
+    both = (top[0] > 0) & (over[0] > 0)
+    error = _jackknife_error((top[1] - over[1])[both])
+    if error is None:
+        return found
+    lower, upper = _limits(value, error, int(both.sum()) - 1, "log")
+    return replace(found, std_error=error, lower=lower, upper=upper)
+
+
+#: Half the width, in standard errors of the share, over which the density at a quantile is read.
+_DENSITY_ERRORS = 1.5
+
+
+def _influence(sums: Sums, read: Quantile) -> tuple[FloatArray, FloatArray]:
+    """(`[GROUPS]` values, `[GROUPS]` log of the quantile with each group left out, to first order)."""
+    codes, counts = quantile_table(sums, read)
+    total, sizes = counts.sum(axis=0), counts.sum(axis=1).astype(float)
+    n = total.sum()
+    at = int(np.searchsorted(np.cumsum(total), max(1, math.ceil(read.q * n - 1e-9))))
+    below = counts[:, : at + 1].sum(axis=1)
+    share = below.sum() / n
+    with np.errstate(invalid="ignore", divide="ignore"):
+        left_out = (below.sum() - below) / (n - sizes)
+    width = max(_DENSITY_ERRORS * math.sqrt(read.q * (1 - read.q) / n), 4 / n)
+    width = min(width, 0.9 * min(read.q, 1 - read.q))
+    low, high = (hist.quantile(codes, total, read.q + s * width) for s in (-1, 1))
+    step = max(math.log(high / low), 2 / 256) if low > 0 else math.inf  # a bin is 2^-7 wide at most
+    return sizes, (share - left_out) * step / (2 * width)
+
+
 def quantile_p_value(sums: Sums, read: Quantile, at_most: float) -> float:
     """One-sided p of "the quantile is at most `at_most`": the share of values up to there is at least q."""
     codes, counts = quantile_table(sums, read)
@@ -209,10 +264,12 @@ def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
     value = _value(m, totals)
     rows = sums.rows[keys[0]]
     nonfinite = max(sums.totals[k].nonfinite for k in keys)
+    sizes = _sizes(sums, m, rows)
+    if not sizes.any():
+        return Measurement(m.key, None, 0, nonfinite, 0, scale=m.scale, why="no token of that kind")
     if not math.isfinite(value):
-        n = sums.totals[keys[0]].n
+        n = _counted(sums, m)
         return Measurement(m.key, None, n, nonfinite, len(rows), scale=m.scale, why=f"it is {value}: not defined here")
-    sizes = np.array([n for _, n in rows.values()], dtype=np.float64)
     effective = float(sizes.sum() ** 2 / (sizes**2).sum())
     se, why = None, None
     if m.ratio_tail and heavy:
@@ -223,8 +280,23 @@ def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
             se = _jackknife_error(np.log(left_out) if m.scale == "log" and value > 0 else left_out)
     scale = m.scale if value > 0 else "linear"
     lower, upper = _limits(value, se, effective - 1, scale)
-    n = min(sums.totals[k].n for k in keys)
-    return Measurement(m.key, value, n, nonfinite, len(rows), effective, se, lower, upper, scale, why)
+    clusters = int(np.count_nonzero(sizes))
+    return Measurement(m.key, value, _counted(sums, m), nonfinite, clusters, effective, se, lower, upper, scale, why)
+
+
+def _counted(sums: Sums, m: Metric) -> int:
+    """How many elements a metric is over."""
+    if m.counted_by is not None:
+        return round(to_float(sums.totals[m.term_keys()[m.counted_by]].total))
+    return min(sums.totals[k].n for k in m.term_keys().values())
+
+
+def _sizes(sums: Sums, m: Metric, rows: Mapping[int, tuple[int, int]]) -> FloatArray:
+    """`[C]` elements of each cluster."""
+    if m.counted_by is not None:
+        rows = sums.rows[m.term_keys()[m.counted_by]]
+        return np.array([to_float(total) for total, _ in rows.values()], dtype=np.float64)
+    return np.array([n for _, n in rows.values()], dtype=np.float64)
 
 
 def _value(m: Metric, totals: Totals) -> float:

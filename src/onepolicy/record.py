@@ -37,19 +37,32 @@ def record_rollouts(
     chosen = list(own_prompts() if prompts is None else prompts)
     if not chosen:
         raise UsageError("no prompts to draw from")
-    parts: list[Rollouts] = []
     with open_engine(sampler) as engine:
-        fingerprint = engine.fingerprint()
-        ids = _encoded(engine, chosen)
-        try:
-            for part in sample_shards(engine, ids, params, progress=progress):
-                parts.append(part)
-        except EngineError as err:
-            if not parts or partial is None:
-                raise
-            drawn = _finished(parts, chosen, fingerprint)
-            raise type(err)(f"{err}; {len(drawn)} replies drawn before are saved in {_save(drawn, partial)}") from err
-    return _finished(parts, chosen, fingerprint)
+        return draw(engine, chosen, params, progress=progress, partial=partial)
+
+
+def draw(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    ids: list[list[int]] | None = None,
+    progress: Progress | None = None,
+    partial: str | Path | None = None,
+) -> Rollouts:
+    """`record_rollouts` with an engine that runs already. `ids`: the prompts' token ids, where they are known."""
+    parts: list[Rollouts] = []
+    fingerprint = engine.fingerprint()
+    ids = _encoded(engine, prompts) if ids is None else ids
+    try:
+        for part in sample_shards(engine, ids, params, progress=progress):
+            parts.append(part)
+    except EngineError as err:
+        if not parts or partial is None:
+            raise
+        drawn = _finished(parts, prompts, fingerprint)
+        raise type(err)(f"{err}; {len(drawn)} replies drawn before are saved in {_save(drawn, partial)}") from err
+    return _finished(parts, prompts, fingerprint)
 
 
 def _encoded(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -48,6 +48,8 @@ def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") 
             _reduce_uses(out, pairs, uses, mask, chosen, clusters)
     out.counts["estimable"] = int(masks["estimator"].sum()) if "estimator" in masks else 0
     _add_histograms(out, pairs, masks["scored"], clusters)
+    if "floor" in masks:
+        _add_floor(out, pairs, masks["floor"], clusters)
     out.worst |= _places(pairs, base, masks["scored"])
     out.rows, out.bucketed = merge_rows([out])
     return out
@@ -136,9 +138,13 @@ def _chunk_edges(lengths: IntArray) -> list[int]:
     return edges
 
 
+_COLUMNS = ("a_entropy", "a_varentropy", "b_entropy", "b_varentropy")
+_COLUMNS += ("position", "gap_z2", "gap_n", "floor_z2", "floor_n")
+
+
 def _slice(tokens: Tokens, lo: int, hi: int) -> Tokens:
     more: dict[str, Any] = {}
-    for name in ("a_entropy", "a_varentropy", "b_entropy", "b_varentropy"):
+    for name in _COLUMNS:
         if name in tokens.__dict__:
             more[name] = getattr(tokens, name)[lo:hi]
     if "exact" in tokens.__dict__:
@@ -313,3 +319,18 @@ def _sequence_histograms(out: Sums, view: Sequences, group: IntArray) -> None:
     for name, x in (("sequence_log_ratio", view.log_ratio), ("mean_log_ratio", view.mean_log_ratio)):
         good = np.isfinite(x)
         out.histograms[name] = Histogram.of(x[good], group[good])
+
+
+def _add_floor(out: Sums, pairs: LogprobPairs, mask: BoolArray, clusters: _Clusters) -> None:
+    """Histograms of the standardised gap and of the variants' own; sums over another scale must not be added to it."""
+    floor = pairs.floor
+    assert floor is not None
+    out.metrics = tuple(sorted({*out.metrics, f"scale:{floor.digest}"}))
+    group = np.repeat(clusters.group, np.diff(pairs.offsets))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap, variants = pairs.log_ratio / floor.scale, floor.gaps / floor.scale
+    on = mask & floor.counted & np.isfinite(gap)
+    out.histograms["standardised_gap"] = Histogram.of(gap[on], group[on])
+    found = mask & np.isfinite(variants)
+    each = np.broadcast_to(group, variants.shape)
+    out.histograms["standardised_floor"] = Histogram.of(variants[found], each[found])

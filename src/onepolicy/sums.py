@@ -28,12 +28,16 @@ Term = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A nearest-rank quantile of one of the Sums' histograms, of |x| if `absolute`, as e^x if `exponent`."""
+    """A nearest-rank quantile of one of the Sums' histograms, of |x| if `absolute`, as e^x if `exponent`.
 
-    histogram: Literal["log_ratio", "sequence_log_ratio", "mean_log_ratio"]
+    `over`: divided by the same quantile of that other histogram.
+    """
+
+    histogram: Literal["log_ratio", "sequence_log_ratio", "mean_log_ratio", "standardised_gap"]
     q: float
     absolute: bool = False
     exponent: bool = False
+    over: Literal["standardised_floor"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Metric:
     works on arrays too, so the jackknife calls it on the totals minus each cluster. `scale`: where its error is
     symmetric (`log` for positive metrics). `ideal`: its value when the two sides are equal. `ratio_tail`: a mean of
     ratios, whose interval is withheld when their tail is too heavy. `quantile`: what a histogram metric reads.
+    `counted_by`: the term whose sum is the number of tokens, where it is not all that `uses` names.
     """
 
     key: str
@@ -59,6 +64,7 @@ class Metric:
     source: str = ""
     ratio_tail: bool = False
     quantile: Quantile | None = None
+    counted_by: str | None = None
 
     def term_keys(self) -> dict[str, str]:
         """term name -> its key in `Sums.totals`; equal terms of different metrics share one."""

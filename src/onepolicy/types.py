@@ -115,6 +115,21 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorColumns:
+    """What rounding alone does at each token of a pair, from the trusted side's own variants.
+
+    `scale`: `[T]` nats, the predicted RMS gap at this token, NaN where there is none. `gaps`: `[P, T]` log-ratios
+    between two variants each, NaN where they were not scored. `counted`: `[T]`, False where the gap must not be held
+    against it (the two sides of a mixture model took other experts). `digest`: names the table behind `scale`.
+    """
+
+    scale: FloatArray
+    gaps: FloatArray
+    counted: BoolArray
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobPairs:
     """Two scorings of the same tokens, proven the same by `align`. Side a is the sampler's role, b the scorer's.
 
@@ -142,6 +157,9 @@ class LogprobPairs:
     b_varentropy: FloatArray | None = None
     a_distributions: NDArray[Any] | None = None
     b_distributions: NDArray[Any] | None = None
+    floor: FloorColumns | None = None
+    #: `[T]` place of each token in its sequence; given where the gap is to be looked at by position
+    positions: IntArray | None = None
 
     @property
     def log_ratio(self) -> FloatArray:
@@ -214,9 +232,83 @@ class Gate:
     source: str = ""
 
 
+class Question(enum.StrEnum):
+    """What a leg asks. The first two are never mixed: a bug stays in float32, rounding does not."""
+
+    FUNCTION = "same function"
+    ROUNDING = "rounding"
+    MEANING = "meaning"
+    STALENESS = "staleness"
+
+
+class Ran(enum.StrEnum):
+    """Whether a leg was run. `not run`: an engine cannot, or nobody asked; `failed`: it was tried."""
+
+    DONE = "run"
+    NOT = "not run"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LegResult:
+    """One controlled comparison: two scorings of the same ids, one changed factor, one question.
+
+    `a`, `b`: the two scorings in words. `outcome` is the leg's own (None unless run): what it makes of the verdict are
+    findings. `sums` let it be judged again. `place`: the first bad token, where there is one. `facts`: what a leg
+    found besides numbers (cached tokens, the contract's rows), JSON-able.
+    """
+
+    key: str
+    question: Question
+    factor: str
+    a: str
+    b: str
+    ran: Ran
+    why: str = ""
+    outcome: Outcome | None = None
+    measurements: Mapping[str, Measurement] = field(default_factory=dict[str, Measurement])
+    gates: tuple[Gate, ...] = ()
+    place: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sums: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FloorVariant:
+    """The RMS gap, in nats, between two variants of the trusted side, over `n` tokens."""
+
+    a: str
+    b: str
+    rms: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The gap that rounding alone predicts. RMS in nats over the tokens that it was held against.
+
+    `source`: `measured` from variants with distinct kernels; `assumed`: sqrt(2) times the trusted side's own error;
+    `baseline`: from a saved report; `incomplete`: what the sampler declares cannot be emulated, so nothing is
+    predicted (`why` says what). `scale`: rows (lower edge, upper edge, level, n) of the token scale; `scale_by` names
+    the quantity that it is binned by, and how a level becomes nats.
+    """
+
+    source: Literal["measured", "assumed", "baseline", "incomplete"]
+    why: str = ""
+    dtype: str = ""
+    rms: float | None = None
+    variants: tuple[FloorVariant, ...] = ()
+    scale_by: str = ""
+    scale: tuple[tuple[float, float, float, int], ...] = ()
+    digest: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings, measurements, the Sums they came from, both sides' fingerprints. Judged again without a rerun."""
+    """Findings, measurements, the Sums they came from, both sides' fingerprints. Judged again without a rerun.
+
+    `legs`: every leg that was asked for, in the order of the table, the ones that were not run too.
+    """
 
     outcome: Outcome
     preset: str
@@ -227,3 +319,5 @@ class Report:
     gates: tuple[Gate, ...] = ()
     reply_length: int | None = None
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    legs: tuple[LegResult, ...] = ()
+    floor: Floor | None = None

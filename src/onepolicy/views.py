@@ -6,7 +6,9 @@ computed once. Which tokens a metric runs on is its `uses`:
 - `scored`: both sides finite;
 - `drawn`: drawn by the sampler besides (what surprisal needs, per side: `surprisal_a`, `surprisal_b`);
 - `estimator`: side a drew them, from the distribution it reports: only here an estimator of KL exists;
-- `exact`: full distributions of both sides are at hand.
+- `exact`: full distributions of both sides are at hand;
+- `position`: scored, where the pair carries positions;
+- `floor`: scored, where the rounding that alone is predicted at the token is known.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from onepolicy.arrays import Array, namespace
 from onepolicy.errors import UnknownName
 from onepolicy.types import BoolArray, LogprobPairs
 
-Uses = Literal["scored", "estimator", "surprisal_a", "surprisal_b", "exact"]
+Uses = Literal["scored", "estimator", "surprisal_a", "surprisal_b", "exact", "position", "floor"]
 View = Literal["drawn", "loss", "fixed"]
 VIEWS = ("drawn", "loss", "fixed")
 
@@ -39,6 +41,11 @@ class Tokens:
     b_entropy: Array
     b_varentropy: Array
     exact: Array  # dict of [T] columns from metrics.exact
+    position: Array  # place in the sequence
+    gap_z2: Array  # (d / scale)^2, 0 where the gap is not counted
+    gap_n: Array  # 1 where it is counted
+    floor_z2: Array  # sum over the pairs of variants of (their log-ratio / scale)^2
+    floor_n: Array  # how many pairs of variants there are
 
     @cached_property
     def log_ratio(self) -> Array:
@@ -137,6 +144,10 @@ def uses_masks(pairs: LogprobPairs, view: str) -> dict[str, BoolArray]:
             masks[f"surprisal_{side}"] = drawn & np.isfinite(entropy) & np.isfinite(variance)
     if pairs.a_distributions is not None and pairs.b_distributions is not None:
         masks["exact"] = scored
+    if pairs.positions is not None:
+        masks["position"] = scored
+    if pairs.floor is not None:
+        masks["floor"] = scored & np.isfinite(pairs.floor.scale)
     return masks
 
 
@@ -149,4 +160,23 @@ def select_tokens(pairs: LogprobPairs, uses: str, mask: BoolArray, exact: dict[s
         more = {f"{side}_{w}": pick(getattr(pairs, f"{side}_{w}")) for w in ("entropy", "varentropy")}
     if exact is not None:
         more["exact"] = {name: pick(column) for name, column in exact.items()}
+    if uses in ("position", "floor") and pairs.positions is not None:
+        more["position"] = pick(pairs.positions)
+    if uses == "floor":
+        more |= {name: pick(column) for name, column in floor_columns(pairs).items()}
     return Tokens(pick(pairs.a), pick(pairs.b), **more)
+
+
+def floor_columns(pairs: LogprobPairs) -> dict[str, Any]:
+    """`[T]` each: the standardised gap squared, and that of the trusted side's variants, with their counts."""
+    floor = pairs.floor
+    assert floor is not None
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.where(floor.counted, (pairs.log_ratio / floor.scale) ** 2, 0.0)
+        variants = (floor.gaps / floor.scale) ** 2
+    return {
+        "gap_z2": gap,
+        "gap_n": floor.counted.astype(np.float64),
+        "floor_z2": np.nansum(variants, axis=0),
+        "floor_n": np.isfinite(variants).sum(axis=0).astype(np.float64),
+    }

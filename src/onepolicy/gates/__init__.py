@@ -12,4 +12,10 @@ PRESETS: dict[str, str] = {
     "fp32": "fp32.toml",
     "fp16": "fp16.toml",
     "bf16": "bf16.toml",
+    "fp8": "fp8.toml",
+    "int8": "int8.toml",
+    "floor": "floor.toml",
+    "function": "function.toml",
+    "leg": "leg.toml",
+    "again": "again.toml",
 }

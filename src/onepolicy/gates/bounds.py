@@ -22,11 +22,15 @@ _DEFAULT = {"float64": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16":
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One bound: `metric` (or its absolute value) at most `at_most`; `otherwise` stands in when it is not measured."""
+    """One bound: `metric` (or its absolute value) at most `at_most`; `otherwise` stands in when it is not measured.
+
+    `when`: `required` to pass; `if_measured`: judged where it is; `alarm`: it can only make drift, nothing hangs on it
+    otherwise.
+    """
 
     metric: str
     at_most: float
-    when: Literal["required", "if_measured"]
+    when: Literal["required", "if_measured", "alarm"]
     source: str
     date: str
     otherwise: str | None = None
@@ -44,11 +48,19 @@ class Preset:
     bounds: tuple[Bound, ...]
 
 
+def joined(*presets: Preset) -> Preset:
+    """All bounds of several presets as one; its name joins theirs by ` + `."""
+    about = " ".join(p.about for p in presets)
+    return Preset(" + ".join(p.name for p in presets), about, "", tuple(b for p in presets for b in p.bounds))
+
+
 def load(name: str) -> Preset:
-    """The preset of that name, or the TOML file of the user's own bounds at that path.
+    """The preset of that name, or the TOML file of the user's own bounds at that path; several joined by ` + `.
 
     Errors: `UnknownName` (did you mean), `UsageError` for a file that is no set of bounds.
     """
+    if " + " in name:
+        return joined(*(load(part) for part in name.split(" + ")))
     if name in PRESETS:
         text = (resources.files("onepolicy.gates") / "presets" / PRESETS[name]).read_text(encoding="utf-8")
         return parse(text, name)
@@ -93,8 +105,8 @@ def _bound(table: Mapping[str, Any], where: str) -> Bound:
     at_most = table["at_most"]
     if isinstance(at_most, bool) or not isinstance(at_most, (int, float)) or not 0 <= at_most < float("inf"):
         raise UsageError(f"{where}: at_most is {at_most!r}, wanted a number from 0 up")
-    if table["when"] not in ("required", "if_measured"):
-        raise UsageError(f"{where}: when is {table['when']!r}, wanted 'required' or 'if_measured'")
+    if table["when"] not in ("required", "if_measured", "alarm"):
+        raise UsageError(f"{where}: when is {table['when']!r}, wanted 'required', 'if_measured' or 'alarm'")
     _refuse_kinds(table, where)
     names = [metric(table["metric"]).key, *([metric(table["otherwise"]).key] if "otherwise" in table else [])]
     if names[0] == "kl_sampler_scorer_k1/mean":

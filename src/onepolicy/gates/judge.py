@@ -20,7 +20,7 @@ from onepolicy.gates.bounds import Bound, Preset
 from onepolicy.gates.states import state_findings
 from onepolicy.intervals import CONFIDENCE, holm, t_cdf, t_quantile
 from onepolicy.metrics import METRICS
-from onepolicy.sums import Sums
+from onepolicy.sums import Quantile, Sums
 from onepolicy.types import Finding, Gate, Measurement, Outcome, Report, Severity
 
 #: Surprisal counts as significant below this p (its z has no bound of its own, so the false-alarm budget is here).
@@ -78,9 +78,17 @@ def judge_bounds(sums: Sums, preset: Preset, measurements: Mapping[str, Measurem
     tested = {str(i): g.p_value for i, g in enumerate(gates) if g.p_value is not None and not _is_surprisal(g)}
     rejected = holm(tested)
     gates = [replace(g, outcome=Outcome.DRIFT, why="") if str(i) in rejected else g for i, g in enumerate(gates)]
+    gates = [_alarm(g) for g in gates]
     numeric = any(g.outcome is Outcome.DRIFT and not _is_surprisal(g) for g in gates)
     # the tokens came from the sampler: a scorer that drifts is surprised by them, and that is said already
     return [replace(g, outcome=Outcome.PASS, why=_EXPLAINED) if numeric and _explained(g) else g for g in gates]
+
+
+def _alarm(gate: Gate) -> Gate:
+    """A bound that can only raise an alarm leaves nothing open."""
+    if gate.when == "alarm" and gate.outcome is Outcome.INCONCLUSIVE:
+        return replace(gate, outcome=Outcome.PASS, why="informs only: an alarm", would_decide=None)
+    return gate
 
 
 _EXPLAINED = "significant, explained by the drift of the scorer"
@@ -92,7 +100,7 @@ def _explained(gate: Gate) -> bool:
 
 def _applies(bound: Bound, sums: Sums) -> bool:
     """On tokens that side a did not draw there is no KL estimator and no surprisal: those bounds do not exist there."""
-    needs_draw = METRICS[bound.metric].uses not in ("scored", "exact")
+    needs_draw = METRICS[bound.metric].uses in ("estimator", "surprisal_a", "surprisal_b")
     nothing_drawn = sums.counts.get("drawn_by_a", 0) == 0
     return not (needs_draw and nothing_drawn)
 
@@ -139,8 +147,11 @@ def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate
         return replace(
             gate, would_decide=need, why=f"{m.effective_clusters:.1f} effective clusters of {LEAST_CLUSTERS}"
         )
-    if METRICS[m.metric].quantile is not None:
-        return _quantile_gate(gate, m, bound, sums)
+    read = METRICS[m.metric].quantile
+    if read is not None and read.q > 0.99 and m.n < TAIL_TOKENS:
+        return replace(gate, outcome=Outcome.PASS, why=f"informs only, below {TAIL_TOKENS} tokens")
+    if read is not None and read.over is None:
+        return _quantile_gate(gate, m, bound, sums, read)
     if m.std_error is None or m.upper is None or m.lower is None:
         return replace(gate, why="no interval: a value with one cluster left out is not finite")
     limit = max(abs(m.lower), abs(m.upper)) if bound.absolute else m.upper
@@ -156,11 +167,7 @@ def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate
     return replace(gate, would_decide=_scaled(m, times), why="the interval holds the bound")
 
 
-def _quantile_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate:
-    read = METRICS[m.metric].quantile
-    assert read is not None
-    if read.q > 0.99 and m.n < TAIL_TOKENS:
-        return replace(gate, outcome=Outcome.PASS, why=f"informs only, below {TAIL_TOKENS} tokens")
+def _quantile_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums, read: Quantile) -> Gate:
     if m.upper is None or m.lower is None:
         return replace(gate, why="no interval: too few groups of clusters")
     gate = replace(gate, limit=m.upper)
@@ -240,14 +247,24 @@ def _gate_finding(gate: Gate, sums: Sums) -> Finding | None:
     if gate.outcome is Outcome.DRIFT or gate.why == _EXPLAINED:
         if _is_surprisal(gate):
             return _surprisal_finding(gate, evidence)
+        if gate.metric.startswith("gap_over_floor"):
+            return _floor_finding(gate, evidence, sums)
         code = _DRIFT_CODES.get(gate.metric, "kl-above-bound" if gate.metric.startswith("kl_") else "above-bound")
         message = f"{gate.metric} is {gate.value:.3g}, bound {gate.bound:g}"
         return finding(code, message, evidence=evidence, place=_at(sums))
     if gate.outcome is Outcome.INCONCLUSIVE:
         return finding(_open_code(gate), _open_message(gate), evidence=evidence)
-    if gate.why.startswith("not measured"):
+    if gate.why.startswith("not measured") and gate.when != "alarm":
         return finding("not-covered", f"{gate.metric} {gate.why}", evidence=evidence)
     return None
+
+
+def _floor_finding(gate: Gate, evidence: dict[str, Any], sums: Sums) -> Finding:
+    start = gate.metric.partition("_from_")[2].partition("/")[0]
+    where = f" from position {start} on" if start else f" ({gate.metric.rpartition('/')[2]})"
+    message = f"the gap is {gate.value:.3g} times what rounding predicts{where}, bound {gate.bound:g}"
+    code = "beyond-rounding-late" if start not in ("", "0") else "beyond-rounding"
+    return finding(code, message, evidence=evidence, place=_at(sums))
 
 
 def _unjudged(gates: Sequence[Gate], preset: Preset) -> list[Finding]:

@@ -7,14 +7,12 @@ entry), a test against an independent reference. Its file's list is in this tabl
 from __future__ import annotations
 
 from onepolicy.errors import UnknownName
-from onepolicy.metrics import divergence, length, ratio, size, surprisal, tail
+from onepolicy.metrics import divergence, floor, length, ratio, size, surprisal, tail
 from onepolicy.metrics.aliases import ALIASES
 from onepolicy.sums import Metric
 
 METRICS: dict[str, Metric] = {
-    m.key: m
-    for family in (size.METRICS, divergence.METRICS, ratio.METRICS, length.METRICS, surprisal.METRICS, tail.METRICS)
-    for m in family
+    m.key: m for family in (size, divergence, ratio, length, surprisal, tail, floor) for m in family.METRICS
 }
 
 

@@ -1,0 +1,232 @@
+"""The report of a check: the pair judged by the floor and by absolute bounds, and what every leg makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from onepolicy.checking import Going, is_neutral
+from onepolicy.codes import by_rank, finding
+from onepolicy.engines.texts import decoder_of
+from onepolicy.errors import EngineDied, EngineError, OnepolicyError
+from onepolicy.floor import ownership, smallest_fault
+from onepolicy.gates.bounds import Preset
+from onepolicy.gates.judge import worst
+from onepolicy.legs import LEGS, SPECIAL, contract
+from onepolicy.legs.base import On
+from onepolicy.legs.floors import floor_of, part_of
+from onepolicy.legs.plan import Planned, Task
+from onepolicy.legs.results import failed, findings_of, not_run, result_of
+from onepolicy.legs.run import flat_index, opened
+from onepolicy.legs.step_zero import step_zero
+from onepolicy.rollouts import Rollouts
+from onepolicy.types import Finding, Floor, FloorColumns, LegResult, Question, Ran, Report, Scoring
+from onepolicy.verdict import compare, fingerprint_findings, worst_in_context
+
+
+def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
+    """The report, and the rollouts with the scoring `scorer`."""
+    rollouts, pair = going.rollouts, going.pair
+    scoring, seen = _production(going)
+    scored = rollouts.with_scoring("scorer", scoring)
+    whole = going.production in going.done.scorings
+    floors = {on: _floor(going, on) if whole else (Floor("incomplete", "the scorer did not finish"), None)
+              for on in _grounds(going)}  # fmt: skip
+    floor, columns = floors["drawn"]
+    judged = scored if whole else scored.take(range(going.done.partial[going.production][1]))
+    side = rollouts.scorings[pair.side]
+    seen += fingerprint_findings(side.fingerprint, scoring.fingerprint)
+    special, more = _special(going, scored, scoring)
+    seen += more
+    legs, found = _legs(going, {on: columns for on, (_, columns) in floors.items()})
+    report, pairs = compare(
+        judged, None, (pair.side, "scorer"), preset, pair.view, pair.reply_length, [*seen, *found],
+        columns if preset is None or "gap_over_floor" in " ".join(b.metric for b in preset.bounds) else None,
+    )  # fmt: skip
+    report = _with_legs(report, (*special, *legs), floor if going.floor.variants or going.floor.why else None)
+    with _decoder(going) as engine:
+        tokens = worst_in_context(report.sums, pairs, engine)
+    return replace(report, context={**report.context, **_context(going, report, floor), "tokens": tokens}), scored
+
+
+@contextmanager
+def _decoder(going: Going) -> Iterator[Any]:
+    """What turns ids into text for people, without a heavy engine's start; None where there is nothing."""
+    for side in ("scorer", "sampler", "floor"):
+        party = going.parties.get(side)
+        if party is None:
+            continue
+        if party.engine is not None or not party.heavy:
+            with opened(party, going.choices.timeout) as engine:
+                yield engine
+            return
+        found = decoder_of(party.spec.target)
+        if found is not None:
+            yield found
+            return
+    yield None
+
+
+def _production(going: Going) -> tuple[Scoring, list[Finding]]:
+    """The scorer's values of the pair, and what went wrong on the way."""
+    done, task = going.done, going.production
+    fingerprint = done.fingerprints.get(task.config, {})
+    if task in done.scorings:
+        scoring = done.scorings[task]
+        return replace(scoring, fingerprint={**scoring.fingerprint, **fingerprint}), []
+    scoring, n = done.partial[task]
+    err = done.failures[task]
+    code = "engine-died" if isinstance(err, EngineDied) else "engine-failed"
+    message = f"{err}; {n} of {len(going.rollouts)} sequences had been scored"
+    evidence = {"sequences": n, "of": len(going.rollouts)}
+    return replace(scoring, fingerprint=fingerprint), [finding(code, message, origin="run", evidence=evidence)]
+
+
+def _grounds(going: Going) -> list[On]:
+    return [on for on in ("drawn", "texts") if on in going.grounds.rollouts]
+
+
+def _floor(going: Going, on: On) -> tuple[Floor, FloorColumns | None]:
+    return floor_of(going.floor, going.done.scorings, going.grounds.rollouts[on], on)
+
+
+# -- legs --------------------------------------------------------------------------------------------------------------
+
+
+def _legs(going: Going, columns: Mapping[On, FloorColumns | None]) -> tuple[list[LegResult], list[Finding]]:
+    """Every leg that was asked for, run or not, in the table's order."""
+    planned = {p.leg.key: p for p in going.plan.legs}
+    results: list[LegResult] = []
+    found: list[Finding] = []
+    for key, leg in LEGS.items():
+        if key in planned:
+            result = _result(going, planned[key], columns)
+        elif key in going.plan.not_run:
+            result = not_run(leg, going.plan.not_run[key])
+        else:
+            continue
+        results.append(result)
+        found += findings_of(leg, result)
+    return results, found
+
+
+def _result(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | None]) -> LegResult:
+    leg, done = planned.leg, going.done
+    for task in (planned.a, planned.b):
+        if task in done.failures:
+            return _failure(planned, done.failures[task])
+    if planned.b not in done.scorings or (planned.a is not None and planned.a not in done.scorings):
+        return not_run(leg, "the check ended before it")
+    rollouts = going.grounds.rollouts[leg.on]
+    a = rollouts.scorings[going.pair.side] if planned.a is None else done.scorings[planned.a]
+    floor = None if leg.bounds else _columns_for(going, planned, columns)
+    return result_of(leg, rollouts, a, done.scorings[planned.b], (_words(planned.a), _words(planned.b)), floor)
+
+
+def _failure(planned: Planned, err: OnepolicyError) -> LegResult:
+    """A refusal of what was asked is no failure of the engine: the leg cannot be run with it."""
+    return failed(planned.leg, err) if isinstance(err, EngineError) else not_run(planned.leg, str(err))
+
+
+def _columns_for(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | None]) -> FloorColumns | None:
+    """What rounding predicts at the leg's tokens; not where it is scored at another meaning than the floor was."""
+    on = planned.leg.on
+    if on == "texts":
+        return columns.get("texts")
+    whole = columns.get("drawn")
+    if whole is None or planned.b.raw:
+        return None
+    return part_of(whole, flat_index(going.rollouts, going.grounds.some)) if on == "some" else whole
+
+
+def _words(task: Task | None) -> str:
+    if task is None:
+        return "recorded with the draw"
+    said = ", ".join(f"{k}={v}" for k, v in task.using)
+    again = ", asked again" if task.call else ""
+    return task.config + (f" [{said}]" if said else "") + again
+
+
+# -- the legs that are no pair of scorings -----------------------------------------------------------------------------
+
+
+def _special(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[list[LegResult], list[Finding]]:
+    """The contract and the step-0 identities."""
+    results: list[LegResult] = []
+    found = contract.placeholder_findings(rollouts, rollouts.scorings[going.pair.side], scoring)
+    if going.asked("contract"):
+        result, more = _contract(going, rollouts, scoring)
+        results.append(result)
+        found += more
+    if going.asked("step-0"):
+        result, more = step_zero(rollouts)
+        results.append(result)
+        found += more
+    return results, found
+
+
+def _contract(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[LegResult, list[Finding]]:
+    factor = SPECIAL["contract"]
+    none = LegResult("contract", Question.MEANING, factor, "", "", Ran.NOT)
+    readings = [going.done.scorings[t] for t in going.reading if t in going.done.scorings]
+    if going.probes is None or len(readings) < 2:
+        failure = next((str(going.done.failures[t]) for t in going.reading if t in going.done.failures), "")
+        return replace(none, why=going.unread or failure or "no sampler engine was given (--sampler)"), []
+    side = rollouts.scorings[going.pair.side]
+    rows = contract.contract_of(going.probes, *readings)
+    names = (str(side.fingerprint.get("engine")), str(scoring.fingerprint.get("engine")))
+    result = contract.contract_result(rows, names[0], side.semantics)
+    found = contract.contract_findings(rows, names, side.semantics, scoring.semantics, not is_neutral_draw(rollouts))
+    return result, found
+
+
+def is_neutral_draw(rollouts: Rollouts) -> bool:
+    """Whether the tokens were drawn at temperature 1 with nothing cut, so that every meaning is the same."""
+    return is_neutral(contract.processed(rollouts))
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def _with_legs(report: Report, legs: tuple[LegResult, ...], floor: Floor | None) -> Report:
+    findings = list(report.findings)
+    if floor is not None and floor.source in ("incomplete", "assumed") and floor.why:
+        findings.append(finding(f"floor-{floor.source}", floor.why))
+    return replace(
+        report, findings=tuple(by_rank(findings)), outcome=worst([f.outcome for f in findings]), legs=legs, floor=floor
+    )
+
+
+def _context(going: Going, report: Report, floor: Floor) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    gate = next((g for g in report.gates if g.metric == "gap_over_floor/rms"), None)
+    if gate is not None and gate.smallest_seen and gate.value is not None and floor.rms is not None:
+        out["floor_fault"] = smallest_fault(gate.smallest_seen, min(gate.value, gate.smallest_seen), floor.rms)
+    owned = _ownership(going, report)
+    if owned:
+        out["ownership"] = owned
+    if going.suite:
+        out["suite"] = going.suite
+    return out
+
+
+#: Legs that hold both sides against one third scoring, the reference before the scorer's own float32.
+_THIRD = (("reference-sampler", "reference-scorer"), ("sampler-precision", "scorer-precision"))
+
+
+def _ownership(going: Going, report: Report) -> dict[str, Any]:
+    """How much of the gap each side owns, where a third scoring of the same tokens was had."""
+    rms = {leg.key: m.value for leg in report.legs if (m := leg.measurements.get("log_ratio/rms")) is not None}
+    gap = report.measurements.get("log_ratio/rms")
+    for a, b in _THIRD:
+        x, y = rms.get(a), rms.get(b)
+        if x and y and gap is not None and gap.value:
+            owned = ownership(gap.value**2, x**2, y**2)
+            against = "the reference" if a.startswith("reference") else "the scorer's own float32"
+            return {
+                "sampler": x, "scorer": y, "gap": gap.value, "correlation": owned["correlation"],
+                "sampler_share": owned["a_share"], "scorer_share": owned["b_share"], "against": against,
+            }  # fmt: skip
+    return {}

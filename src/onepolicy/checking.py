@@ -1,0 +1,235 @@
+"""How a check is run: parties and grounds, one plan, one session an engine configuration, then the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from onepolicy.engines.base import Engine, Progress, SamplingParams
+from onepolicy.engines.semantics import Rules
+from onepolicy.errors import OnepolicyError
+from onepolicy.estimate import LEAST_CLUSTERS
+from onepolicy.legs import LEGS, SPECIAL, contract
+from onepolicy.legs.base import Leg, Side, chosen
+from onepolicy.legs.floors import FloorPlan, plan_floor
+from onepolicy.legs.kept import Kept
+from onepolicy.legs.plan import Ground, Party, Plan, Task, plan_legs
+from onepolicy.legs.run import GONE, Done, Grounds, Told, opened, run, run_tasks
+from onepolicy.record import draw
+from onepolicy.rollouts import Rollouts
+from onepolicy.suite import Prompt, Suite, encoded_prompts, fixed_rollouts
+from onepolicy.suite import load as load_suite
+
+#: For the legs that are slow: so many sequences, each from another cluster, that hold so many drawn tokens; and the
+#: most tokens, prompts too, that they may hold once there are enough for an interval.
+SOME_SEQUENCES, SOME_DRAWN, SOME_TOKENS = 32, 1_200, 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The pair under test: which recorded scoring, held against which bounds, over which tokens."""
+
+    side: str
+    bounds: str | None
+    view: str
+    reply_length: int | None
+    exact: bool
+
+
+class Chosen(Protocol):
+    """`check.Choices`, as this file needs it."""
+
+    legs: Any
+    skip: Any
+    reference: Any
+    floor: Any
+    suite: Any
+    params: SamplingParams
+    keep: Any
+    timeout: float
+
+
+@dataclass(slots=True)
+class Going:
+    """One check under way: what was asked, the plan, what is done."""
+
+    pair: Pair
+    choices: Any
+    parties: dict[Side, Party]
+    plan: Plan = field(default_factory=Plan)
+    done: Done = field(default_factory=Done)
+    grounds: Grounds = field(default_factory=lambda: Grounds({}))
+    floor: FloorPlan = field(default_factory=FloorPlan)
+    probes: contract.Probes | None = None
+    #: the scorer's readings of the probes, without and with each setting, or why there are none
+    reading: tuple[Task, ...] = ()
+    unread: str = ""
+    suite: dict[str, Any] = field(default_factory=dict[str, Any])
+    keep: Kept | None = None
+    told: Told | None = None
+    progress: Progress | None = None
+
+    @property
+    def rollouts(self) -> Rollouts:
+        return self.grounds.rollouts["drawn"]
+
+    @property
+    def production(self) -> Task:
+        """The scorer's values for the pair under test."""
+        return Task(self.parties["scorer"].config, (), "drawn", distributions=self.pair.exact)
+
+    def asked(self, key: str) -> bool:
+        return (self.choices.legs is None or key in self.choices.legs) and key not in self.choices.skip
+
+
+def run_check(
+    rollouts: Rollouts | None,
+    sampler: str | Engine | None,
+    scorer: str | Engine,
+    pair: Pair,
+    choices: Chosen,
+    told: Told | None,
+    progress: Progress | None,
+) -> Going:
+    """Everything scored that the check needs. Without `rollouts` the sampler draws them first. See `check.check`."""
+    chosen({**LEGS, **SPECIAL}, choices.legs, choices.skip)  # names are refused before anything is started
+    given = {"sampler": sampler, "scorer": scorer, "reference": choices.reference, "floor": choices.floor}
+    parties: dict[Any, Party] = {name: Party.of(engine) for name, engine in given.items() if engine is not None}
+    going = Going(pair, choices, parties, told=told, progress=progress)
+    if choices.keep is not None:
+        going.keep = Kept(choices.keep)
+    if rollouts is not None:
+        going.grounds = _grounds(rollouts)
+    if sampler is not None:
+        _sampler_session(going)
+    else:
+        _plan(going)
+    run(going.plan, going.grounds, going.done, vital=going.production, timeout=choices.timeout, keep=going.keep,
+        told=told, progress=progress)  # fmt: skip
+    return going
+
+
+def _grounds(rollouts: Rollouts) -> Grounds:
+    some = some_of(rollouts)
+    return Grounds({"drawn": rollouts, "some": rollouts.take(some)}, some)
+
+
+def some_of(rollouts: Rollouts) -> list[int]:
+    """The first sequence of each cluster that drew anything, until `SOME_SEQUENCES` hold `SOME_DRAWN` drawn tokens; no
+    more than `SOME_TOKENS` in all, but no fewer sequences than an interval needs."""
+    seen: set[str] = set()
+    rows: list[int] = []
+    tokens, drawn = 0, 0
+    for i, key in enumerate(rollouts.clusters()[1]):
+        here = int(rollouts.drawn[rollouts.sequence(i)].sum())
+        if key in seen or not here:
+            continue
+        full = tokens + int(rollouts.lengths[i]) > SOME_TOKENS and len(rows) >= LEAST_CLUSTERS + 4
+        if full or (len(rows) >= SOME_SEQUENCES and drawn >= SOME_DRAWN):
+            break
+        seen.add(key)
+        rows.append(i)
+        tokens, drawn = tokens + int(rollouts.lengths[i]), drawn + here
+    return rows or list(range(min(len(rollouts), SOME_SEQUENCES)))
+
+
+def _plan(going: Going) -> None:
+    """Tasks of the pair, of the legs and of the floor, in the order in which they should be run."""
+    rollouts, parties, plan = going.rollouts, going.parties, going.plan
+    plan.add(parties["scorer"], going.production)
+    side = rollouts.scorings.get(going.pair.side)
+    neutral = is_neutral(rollouts)
+    on = frozenset(going.grounds.rollouts)
+    ground = Ground(on, side is not None, neutral)
+    legs = chosen({**LEGS, **SPECIAL}, going.choices.legs, going.choices.skip)
+    plan_legs([leg for leg in legs if isinstance(leg, Leg)], parties, ground, plan)
+    wanted = going.choices.legs is None or any(isinstance(leg, Leg) and leg.bounds is None for leg in legs)
+    if wanted and side is not None:
+        grounds = [g for g in ("drawn", "texts") if g in on]
+        going.floor = plan_floor(parties, side.fingerprint, side.dtype, grounds, plan)
+    else:
+        going.floor = FloorPlan(why="its legs were not asked for")
+
+
+def is_neutral(rollouts: Rollouts) -> bool:
+    """Whether what the log-probs are declared to mean is raw in effect: temperature 1, nothing cut, no penalties."""
+    names = ("logprob_semantics", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+             "frequency_penalty")  # fmt: skip
+    rows = {tuple(rollouts.record(name, i) for name in names) for i in range(len(rollouts))}
+    try:
+        return all(Rules.of(dict(zip(names, row, strict=True))) == Rules() for row in rows)
+    except (TypeError, OnepolicyError):
+        return False  # something is not declared: the scorer says what
+
+
+def _sampler_session(going: Going) -> None:
+    """One start of the sampler: it draws, answers the probes, and scores what its own legs need."""
+    party = going.parties["sampler"]
+    if going.told:
+        going.told(f"{party.config}: {'its legs' if 'drawn' in going.grounds.rollouts else 'drawing, then its legs'}")
+    with opened(party, going.choices.timeout) as engine:
+        fingerprint = going.done.fingerprints[party.config] = engine.fingerprint()
+        suite = _suite(going.choices)
+        limit = fingerprint.get("max_model_len")
+        prompts, ids, left_out = encoded_prompts(suite, engine, limit, going.choices.params.max_tokens)
+        if "drawn" not in going.grounds.rollouts:
+            going.grounds = _grounds(_drawn(going, engine, [p.prompt for p in prompts], ids))
+            going.suite = {"size": suite.size, "version": suite.version, "prompts": len(prompts), "left_out": left_out}
+        try:
+            if going.asked("contract") and engine.SAMPLES:
+                _probe(going, engine, ids)
+            if going.asked("fixed-texts") or going.asked("same-function-texts"):
+                _texts(going, engine, suite, limit)
+            _plan(going)
+            run_tasks(engine, going.plan.tasks.get(party.config, []), going.grounds, going.done, keep=going.keep,
+                      progress=going.progress)  # fmt: skip
+        except GONE as err:
+            if not going.plan.configs:
+                _plan(going)
+            for task in going.plan.tasks.get(party.config, []):
+                if task not in going.done.scorings:
+                    going.done.failures.setdefault(task, err)
+
+
+def _suite(choices: Chosen) -> Suite:
+    return choices.suite if isinstance(choices.suite, Suite) else load_suite(choices.suite)
+
+
+def _drawn(going: Going, engine: Engine, prompts: list[Prompt], ids: list[list[int]]) -> Rollouts:
+    """What the sampler draws, or drew before an interruption."""
+    kept = going.keep.rollouts() if going.keep else None
+    if kept is not None:
+        return kept
+    rollouts = draw(engine, prompts, going.choices.params, ids=ids, progress=going.progress)
+    if going.keep:
+        going.keep.put_rollouts(rollouts)
+    return rollouts
+
+
+def _probe(going: Going, engine: Engine, prompts: list[list[int]]) -> None:
+    """Replies under each setting, and the two readings of them that a scorer is asked for."""
+    reader = next((p for name in ("floor", "scorer", "reference") if (p := going.parties.get(name)) and p.rules), None)
+    if reader is None:
+        going.unread = "no scorer here computes log-probs with and without a setting (name one with --floor hf:MODEL)"
+        return
+    going.probes = contract.draw_probes(engine, prompts)
+    if going.probes.rollouts is None:
+        going.unread = "the sampler refused every setting"
+        return
+    going.grounds.rollouts["probes"] = contract.processed(going.probes.rollouts)
+    live = {"semantics": "declared"} if reader.options.get("semantics", "declared") != "declared" else {}
+    using = tuple(sorted(live.items()))
+    going.reading = tuple(Task(reader.config, using, "probes", raw) for raw in (True, False))
+    for task in going.reading:
+        going.plan.add(reader, task)
+
+
+def _texts(going: Going, engine: Engine, suite: Suite, limit: int | None) -> None:
+    """The suite's fixed texts in the sampler's ids, where it can score given tokens."""
+    if not engine.SCORES or not suite.texts:
+        return
+    # one token is drawn behind a text where prompts are scored by drawing
+    rollouts, left_out = fixed_rollouts(suite, engine, limit - 1 if limit else None)
+    going.grounds.rollouts["texts"] = rollouts
+    going.suite |= {"texts": len(rollouts), "left_out": [*going.suite.get("left_out", []), *left_out]}
+    going.suite |= {"size": suite.size, "version": suite.version}

@@ -1,0 +1,147 @@
+"""What a leg says: its two scorings aligned, added up, measured and judged by its own bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onepolicy.align import align
+from onepolicy.codes import finding
+from onepolicy.errors import AlignmentError, OnepolicyError
+from onepolicy.gates.bounds import Preset, default_preset, load
+from onepolicy.gates.judge import judge
+from onepolicy.legs.base import Leg
+from onepolicy.metrics import METRICS
+from onepolicy.metrics.floor import BUCKETS
+from onepolicy.reduce import reduce
+from onepolicy.rollouts import Rollouts
+from onepolicy.types import (
+    Finding,
+    FloorColumns,
+    LegResult,
+    LogprobPairs,
+    Outcome,
+    Ran,
+    Scoring,
+)  # fmt: skip
+
+#: What a leg is measured by. The pair under test has every metric; a leg answers one question.
+METRICS_OF_LEGS = (
+    "abs_log_ratio/mean",
+    "abs_log_ratio/p99",
+    "abs_log_ratio/max",
+    "log_ratio/rms",
+    "log_ratio/mean",
+    "bit_equal/share",
+    "gap_over_floor/rms",
+    "gap_over_floor/p50",
+    "gap_over_floor/p95",
+    *(f"gap_over_floor_from_{low}/rms" for low in BUCKETS),
+    *(f"log_ratio_from_{low}/rms" for low in BUCKETS),
+)
+#: A token this many times its own scale, or this far in nats where no scale is known, is bad by itself.
+BAD_SCALES, BAD_NATS = 8.0, 0.5
+
+
+def not_run(leg: Leg, why: str) -> LegResult:
+    return LegResult(leg.key, leg.question, leg.factor, "", "", Ran.NOT, why)
+
+
+def failed(leg: Leg, err: OnepolicyError) -> LegResult:
+    return LegResult(leg.key, leg.question, leg.factor, "", "", Ran.FAILED, str(err))
+
+
+def pairs_for(leg: Leg, rollouts: Rollouts, a: Scoring, b: Scoring, floor: FloorColumns | None) -> LogprobPairs:
+    """Errors: `AlignmentError` for two scorings that are one."""
+    names = ("sampler" if leg.a.recorded else "first", "second")
+    both = rollouts.with_scoring(names[0], a).with_scoring(names[1], b)
+    pairs = align(both, *names)
+    positions = np.arange(rollouts.n_tokens) - np.repeat(rollouts.offsets[:-1], rollouts.lengths)
+    return replace(pairs, floor=floor, positions=positions)
+
+
+def result_of(
+    leg: Leg, rollouts: Rollouts, a: Scoring, b: Scoring, words: tuple[str, str], floor: FloorColumns | None
+) -> LegResult:
+    """The leg, run. `words`: its two scorings, for people."""
+    try:
+        pairs = pairs_for(leg, rollouts, a, b, floor)
+    except AlignmentError as err:
+        return not_run(leg, str(err))
+    table = [METRICS[k] for k in METRICS_OF_LEGS]
+    sums = reduce(pairs, table, "fixed" if leg.on == "texts" else "drawn")
+    report = judge(sums, bounds_of(leg, a, b, floor))
+    outcome = report.outcome if leg.code else Outcome.PASS
+    place = first_bad(pairs, leg) if outcome in (Outcome.DRIFT, Outcome.ERROR) else ""
+    facts: dict[str, Any] = {"findings": [f.code for f in report.findings if f.outcome is not Outcome.PASS]}
+    for scoring, side in ((a, "a"), (b, "b")):
+        if "cached_tokens" in scoring.fingerprint:
+            facts[f"cached_tokens_{side}"] = scoring.fingerprint["cached_tokens"]
+    gates = tuple(g for g in report.gates if g.when != "alarm" or g.outcome is Outcome.DRIFT)
+    return LegResult(
+        leg.key, leg.question, leg.factor, *words, Ran.DONE, "", outcome, report.measurements, gates, place, facts,
+        sums.to_dict(),
+    )  # fmt: skip
+
+
+def bounds_of(leg: Leg, a: Scoring, b: Scoring, floor: FloorColumns | None) -> Preset:
+    """The leg's own preset, else one and a half floors where there is a floor, else absolute bounds by precision."""
+    if leg.bounds is not None:
+        return load(leg.bounds)
+    if floor is not None:
+        return load("leg")
+    known = [x.dtype for x in (a, b) if x.dtype]
+    return load(default_preset(known or ["bfloat16"]))
+
+
+def first_bad(pairs: LogprobPairs, leg: Leg) -> str:
+    """The first token, in the order of the records, that is far beyond rounding by itself; else the worst one."""
+    size = np.abs(np.nan_to_num(pairs.log_ratio, nan=0.0))
+    limit: Any = 5e-3 if leg.bounds == "function" else BAD_NATS
+    if pairs.floor is not None:
+        limit = BAD_SCALES * np.nan_to_num(pairs.floor.scale, nan=np.inf)
+    bad = np.flatnonzero(size > limit)
+    at = int(bad[0]) if len(bad) else int(size.argmax())
+    s = int(np.searchsorted(pairs.offsets, at, side="right")) - 1
+    how = "first bad token" if len(bad) else "largest gap"
+    return f"{how}: record {pairs.record_ids[s]}, position {at - int(pairs.offsets[s])}"
+
+
+def findings_of(leg: Leg, result: LegResult) -> list[Finding]:
+    """What the leg makes of the verdict."""
+    if result.ran is Ran.FAILED:
+        code = "same-function-open" if leg.code == "different-function" else "leg-failed"
+        return [finding(code, f"{leg.key}: {result.why}", origin="run", evidence={"leg": leg.key})]
+    if result.ran is Ran.NOT or not leg.code:
+        return []
+    if result.outcome in (Outcome.DRIFT, Outcome.ERROR):
+        return [finding(leg.code, _sentence(leg, result), origin="run", place=result.place, evidence=_numbers(result))]
+    if result.outcome is Outcome.INCONCLUSIVE and leg.code == "different-function":
+        message = f"{leg.key}: {'; '.join(g.metric + ' ' + g.why for g in result.gates if g.why)}"
+        return [finding("same-function-open", message, origin="run", evidence=_numbers(result))]
+    return []
+
+
+def _numbers(result: LegResult) -> dict[str, Any]:
+    keys = ("log_ratio/rms", "abs_log_ratio/mean", "abs_log_ratio/max", "gap_over_floor/rms")
+    found = {k: m.value for k in keys if (m := result.measurements.get(k)) is not None and m.value is not None}
+    return {"leg": result.key, "tokens": _n(result), **found}
+
+
+def _n(result: LegResult) -> int:
+    m = result.measurements.get("abs_log_ratio/mean")
+    return 0 if m is None else m.n
+
+
+def _sentence(leg: Leg, result: LegResult) -> str:
+    m = result.measurements
+    size = " and ".join(
+        f"{name} {value:.2g}"
+        for name, key in (("RMS", "log_ratio/rms"), ("max", "abs_log_ratio/max"))
+        if (value := m[key].value) is not None
+    )
+    ratio = m["gap_over_floor/rms"].value if "gap_over_floor/rms" in m else None
+    over = f", {ratio:.2f} times what rounding predicts" if ratio is not None else ""
+    return f"{leg.factor}: {size} nats over {_n(result):,} tokens{over}" if size else f"{leg.factor}: {result.facts}"

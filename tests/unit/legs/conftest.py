@@ -1,0 +1,38 @@
+"""Checks of two fake engines, small enough for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from onepolicy.check import Choices, check_engines
+from onepolicy.engines.base import SamplingParams
+from onepolicy.suite import Suite, load
+from onepolicy.types import Report
+
+SAMPLER, SCORER = "fake:?dtype=bfloat16", "fake:?dtype=bfloat16&order=pairwise"
+
+
+def small(texts: int = 24) -> Suite:
+    """40 prompts and short texts of other clusters."""
+    suite = load("default")
+    prompts = tuple(p for p in suite.prompts if p.prompt)[:40]
+    short = [t for t in suite.texts if t.made is None and t.reply and len(t.reply) < 300]
+    return replace(suite, prompts=prompts, texts=tuple(short[:texts]))
+
+
+@pytest.fixture(scope="session")
+def checked() -> Callable[..., Report]:
+    """`checked(sampler options, scorer options, legs=...)`: the report; equal calls are run once."""
+    done: dict[tuple[object, ...], Report] = {}
+
+    def run(sampler: str = "", scorer: str = "", **more: object) -> Report:
+        key = (sampler, scorer, *sorted((k, str(v)) for k, v in more.items()))
+        if key not in done:
+            given = {"params": SamplingParams(max_tokens=48, seed=3), "suite": small(), **more}
+            done[key], _ = check_engines(SAMPLER + sampler, SCORER + scorer, choices=Choices(**given))  # type: ignore[arg-type]
+        return done[key]
+
+    return run
