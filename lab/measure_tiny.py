@@ -1,4 +1,4 @@
-"""Measure the packaged tiny model: held-out loss against a trigram, and how sure it is of what it samples.
+"""Measure a packaged tiny model: held-out loss against a trigram, how sure it is of what it samples, its experts.
 
 Run it as `python lab/measure_tiny.py [MODEL_DIRECTORY]`; it prints one JSON object. It rebuilds the training
 text, and the held-out and tuning files, from the standard library of the Python that runs it.
@@ -22,6 +22,7 @@ ORDERS = 4  # uniform, unigram, bigram, trigram
 BUCKETS = 16  # of the trigram's context counts, by their binary logarithm
 PROMPTS = 128
 NEW_TOKENS = 128
+ROUTED_TOKENS = 16_384  # of the held-out files, from the first on
 
 
 def looked_up(keys: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -108,6 +109,74 @@ def held_out_losses(model: PreTrainedModel, tokenizer: Tokenizer) -> dict[str, f
     return sizes | {name: round(float(found.mean()), 4) for name, found in losses.items()}
 
 
+def chosen(router_logits: tuple[torch.Tensor, ...], k: int) -> torch.Tensor:
+    """`[T, L, K]` experts, computed as the model does: ties between equal bfloat16 logits fall the same way."""
+    return torch.stack([logits.softmax(-1, dtype=torch.float).topk(k).indices for logits in router_logits], dim=1)
+
+
+@torch.inference_mode()
+def routes(model: PreTrainedModel, stream: np.ndarray) -> torch.Tensor:
+    """`[T, L, K]` experts that each token of a stream is sent to by each layer, the most probable first."""
+    width, found = train_tiny.LONG_SEQUENCE, []
+    for start in range(0, len(stream), width):
+        window = torch.from_numpy(stream[start : start + width])[None]
+        out = model(input_ids=window, output_router_logits=True)
+        found.append(chosen(out.router_logits, model.config.num_experts_per_tok))
+    return torch.cat(found)
+
+
+def expert_shares(routed: torch.Tensor, experts: int) -> torch.Tensor:
+    """`[L, E]` share of the tokens that each expert gets in each layer; a row sums to K."""
+    return torch.nn.functional.one_hot(routed, experts).sum(2).float().mean(0)
+
+
+def routed_sample(tokenizer: Tokenizer) -> np.ndarray:
+    """The held-out tokens on which the use of experts is measured."""
+    return train_tiny.token_stream(tokenizer, train_tiny.corpus("held_out"))[:ROUTED_TOKENS]
+
+
+@torch.inference_mode()
+def cached_routes(model: PreTrainedModel, stream: np.ndarray) -> torch.Tensor:
+    """`[T, L, K]` as `routes`, but each token alone through the KV cache, as an engine draws."""
+    width, k = train_tiny.LONG_SEQUENCE, model.config.num_experts_per_tok
+    rows = torch.from_numpy(stream[: len(stream) // width * width]).view(-1, width)
+    past, found = None, []
+    for place in range(width):
+        out = model(input_ids=rows[:, place, None], past_key_values=past, use_cache=True, output_router_logits=True)
+        past = out.past_key_values
+        found.append(chosen(out.router_logits, k))
+    return torch.stack(found, dim=1).flatten(0, 1)
+
+
+def moved(a: torch.Tensor, b: torch.Tensor) -> list[float]:
+    """`[L]` share of the tokens whose set of experts is another one."""
+    other = (a.sort(-1).values != b.sort(-1).values).any(-1)
+    return [round(float(share), 4) for share in other.float().mean(0)]
+
+
+def route_flips(directory: Path, stream: np.ndarray) -> dict[str, list[float]]:
+    """By layer, how often bfloat16 chooses other experts than float32, and than itself by another kernel."""
+    kernels = {"float32": ("float32", "sdpa"), "sdpa": ("bfloat16", "sdpa"), "eager": ("bfloat16", "eager")}
+    opened = {
+        name: AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=kernel).eval()
+        for name, (dtype, kernel) in kernels.items()
+    }
+    found = {name: routes(model, stream) for name, model in opened.items()}
+    found["decode"] = cached_routes(opened["sdpa"], stream)
+    pairs = [(a, b) for i, a in enumerate(found) for b in list(found)[i + 1 :]]
+    return {f"{a}/{b}": moved(found[a], found[b]) for a, b in pairs}
+
+
+def expert_facts(directory: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> dict[str, object]:
+    """Shares of held-out tokens by layer and expert, and flips; empty for a model without experts."""
+    experts = getattr(model.config, "num_experts", 0)
+    if not experts:
+        return {}
+    stream = routed_sample(tokenizer)
+    shares = [[round(float(share), 3) for share in layer] for layer in expert_shares(routes(model, stream), experts)]
+    return {"expert_shares": shares, "other_experts": route_flips(directory, stream)}
+
+
 def code_prompts(tokenizer: PreTrainedTokenizerBase, texts: list[str], count: int, rng: random.Random) -> list[str]:
     """Stretches of 16 to 64 tokens from source texts."""
     prompts = []
@@ -176,13 +245,14 @@ def measure(directory: Path) -> dict[str, object]:
     """Every number of the model card."""
     model, tokenizer = load(directory)
     facts: dict[str, object] = {"python": platform.python_version(), "parameters": model.num_parameters()}
-    facts |= held_out_losses(model, Tokenizer.from_file(str(directory / "tokenizer.json")))
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    facts |= held_out_losses(model, plain) | expert_facts(directory, model, plain)
     return facts | sampling_facts(sampled_probabilities(model, tokenizer, held_out_prompts(tokenizer)))
 
 
 def main() -> None:
     """Print the measurements of one model directory."""
-    parser = argparse.ArgumentParser(description="Measure the packaged tiny model.")
+    parser = argparse.ArgumentParser(description="Measure a packaged tiny model.")
     parser.add_argument("directory", type=Path, nargs="?", default=train_tiny.OUT)
     print(json.dumps(measure(parser.parse_args().directory), indent=2))
 

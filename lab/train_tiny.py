@@ -12,13 +12,13 @@ import random
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "src" / "onepolicy" / "models" / "tiny"
@@ -186,7 +186,7 @@ def schedule(step: int, steps: int) -> float:
     return min((step + 1) / 100, 0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
 
-def optimizers_for(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+def optimizers_for(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the embedding and the norms."""
     named = dict(model.named_parameters())
     hidden = [weight for name, weight in named.items() if weight.ndim == 2 and "embed" not in name]
@@ -197,20 +197,26 @@ def optimizers_for(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, autocast: bool) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
     """A batch's mean loss in nats a token."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-def train(model: LlamaForCausalLM, stream: np.ndarray, steps: int, seed: int, autocast: bool) -> None:
+def train(
+    model: PreTrainedModel,
+    stream: np.ndarray,
+    optimizers: list[torch.optim.Optimizer],
+    chosen: argparse.Namespace,
+    loss_of: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = loss_of,
+) -> None:
     """Train in place, printing the mean loss every hundred updates."""
-    optimizers = optimizers_for(model)
+    steps = chosen.steps
     plans = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: schedule(step, steps)) for each in optimizers]
     started, losses = time.monotonic(), []
-    for step, batch in enumerate(batches(stream, steps, seed), 1):
-        loss = loss_of(model, batch, autocast)
+    for step, batch in enumerate(batches(stream, steps, chosen.seed), 1):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=chosen.autocast):
+            loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for each in (*optimizers, *plans):
@@ -223,7 +229,7 @@ def train(model: LlamaForCausalLM, stream: np.ndarray, steps: int, seed: int, au
 
 
 @torch.no_grad()
-def round_weights(model: LlamaForCausalLM) -> None:
+def round_weights(model: PreTrainedModel) -> None:
     """Round every weight to a value that bfloat16 and float16 both hold exactly."""
     for name, weight in model.named_parameters():
         weight.copy_(weight.bfloat16().float().half().float())
@@ -245,7 +251,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+def export(model: PreTrainedModel, tokenizer: Tokenizer, out: Path) -> None:
     """Write the model directory; each file replaces its predecessor in one step."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".tiny-") as name:
@@ -258,26 +264,33 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
             os.replace(path, out / path.name)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(about: str | None, out: Path, steps: int) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="model directory to write")
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates of BATCH_TOKENS tokens")
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, default=out, help="model directory to write")
+    parser.add_argument("--steps", type=int, default=steps, help="updates of BATCH_TOKENS tokens")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--autocast", action="store_true", help="bfloat16 matrix products: for CPUs where it is faster")
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train, round and export."""
-    chosen = arguments()
+def training_text() -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer, trained on the training documents, and their tokens in one array."""
     texts = documents("train")
     tokenizer = train_tokenizer(texts)
     stream = token_stream(tokenizer, texts)
-    model = new_model(chosen.seed)
     chats = sum(len(text) for text in texts if text.startswith(IM_START)) / sum(map(len, texts))
-    print(f"{len(texts)} documents, {len(stream)} tokens, chat share {chats:.3f}, {model.num_parameters()} parameters")
-    train(model, stream, chosen.steps, chosen.seed, chosen.autocast)
+    print(f"{len(texts)} documents, {len(stream)} tokens, chat share {chats:.3f}", flush=True)
+    return tokenizer, stream
+
+
+def main() -> None:
+    """Train, round and export."""
+    chosen = arguments(__doc__, OUT, STEPS)
+    tokenizer, stream = training_text()
+    model = new_model(chosen.seed)
+    print(f"{model.num_parameters()} parameters")
+    train(model, stream, optimizers_for(model), chosen)
     round_weights(model)
     export(model, tokenizer, chosen.out)
 

@@ -39,7 +39,7 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     side = rollouts.scorings[pair.side]
     seen += fingerprint_findings(side.fingerprint, scoring.fingerprint)
     special, more = _special(going, scored, scoring)
-    seen += more
+    seen += more + _left_out(going)
     legs, found = _legs(going, {on: columns for on, (_, columns) in floors.items()})
     report, pairs = compare(
         judged, None, (pair.side, "scorer"), preset, pair.view, pair.reply_length, [*seen, *found],
@@ -185,6 +185,13 @@ def _contract(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[LegRe
 def is_neutral_draw(rollouts: Rollouts) -> bool:
     """Whether the tokens were drawn at temperature 1 with nothing cut, so that every meaning is the same."""
     return is_neutral(contract.processed(rollouts))
+
+
+def _left_out(going: Going) -> list[Finding]:
+    """A note on what of the suite did not fit."""
+    lines = going.suite.get("left_out", [])
+    message = f"{len(lines)} left out, as {lines[0]}" if lines else ""
+    return [finding("texts-left-out", message, origin="run", evidence={"left_out": lines})] if lines else []
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------

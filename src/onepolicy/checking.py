@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from onepolicy.engines.base import Engine, Progress, SamplingParams
@@ -10,14 +11,14 @@ from onepolicy.engines.semantics import Rules
 from onepolicy.errors import OnepolicyError
 from onepolicy.estimate import LEAST_CLUSTERS
 from onepolicy.legs import LEGS, SPECIAL, contract
-from onepolicy.legs.base import Leg, Side, chosen
+from onepolicy.legs.base import Leg, Side, Want, chosen
 from onepolicy.legs.floors import FloorPlan, plan_floor
 from onepolicy.legs.kept import Kept
-from onepolicy.legs.plan import Ground, Party, Plan, Task, plan_legs
+from onepolicy.legs.plan import Ground, Party, Plan, Task, configured, plan_legs
 from onepolicy.legs.run import GONE, Done, Grounds, Told, opened, run, run_tasks
 from onepolicy.record import draw
 from onepolicy.rollouts import Rollouts
-from onepolicy.suite import Prompt, Suite, encoded_prompts, fixed_rollouts
+from onepolicy.suite import Suite, encoded_prompts, fixed_rollouts
 from onepolicy.suite import load as load_suite
 
 #: For the legs that are slow: so many sequences, each from another cluster, that hold so many drawn tokens; and the
@@ -149,6 +150,7 @@ def _plan(going: Going) -> None:
         going.floor = plan_floor(parties, side.fingerprint, side.dtype, grounds, plan)
     else:
         going.floor = FloorPlan(why="its legs were not asked for")
+    _plan_readings(going)
 
 
 def is_neutral(rollouts: Rollouts) -> bool:
@@ -163,27 +165,30 @@ def is_neutral(rollouts: Rollouts) -> bool:
 
 
 def _sampler_session(going: Going) -> None:
-    """One start of the sampler: it draws, answers the probes, and scores what its own legs need."""
-    party = going.parties["sampler"]
+    """One start of the sampler: it draws, answers the probes, and scores what its own legs need. What an interrupted
+    run of the same check kept is taken from there."""
+    party, choices = going.parties["sampler"], going.choices
+    suite = _suite(choices)
+    given = going.grounds.rollouts.get("drawn")
+    asked = {"sampler": party.config, "suite": suite.version, "params": asdict(choices.params), "file": _digest(given)}
+    if going.keep is not None and (found := going.keep.grounds(asked)) is not None:
+        _restore(going, *found)
+        _plan(going)
+        return
     if going.told:
-        going.told(f"{party.config}: {'its legs' if 'drawn' in going.grounds.rollouts else 'drawing, then its legs'}")
-    with opened(party, going.choices.timeout) as engine:
+        going.told(f"{party.config}: {'its legs' if given is not None else 'drawing, then its legs'}")
+    with opened(party, choices.timeout) as engine:
         fingerprint = going.done.fingerprints[party.config] = engine.fingerprint()
-        suite = _suite(going.choices)
-        limit = fingerprint.get("max_model_len")
-        prompts, ids, left_out = encoded_prompts(suite, engine, limit, going.choices.params.max_tokens)
-        if "drawn" not in going.grounds.rollouts:
-            going.grounds = _grounds(_drawn(going, engine, [p.prompt for p in prompts], ids))
-            going.suite = {"size": suite.size, "version": suite.version, "prompts": len(prompts), "left_out": left_out}
         try:
-            if going.asked("contract") and engine.SAMPLES:
-                _probe(going, engine, ids)
-            if going.asked("fixed-texts") or going.asked("same-function-texts"):
-                _texts(going, engine, suite, limit)
+            _draw_and_encode(going, engine, suite, fingerprint.get("max_model_len"))
+            if going.keep is not None:
+                going.keep.put_grounds(asked, *_kept_grounds(going))
             _plan(going)
             run_tasks(engine, going.plan.tasks.get(party.config, []), going.grounds, going.done, keep=going.keep,
                       progress=going.progress)  # fmt: skip
         except GONE as err:
+            if "drawn" not in going.grounds.rollouts:
+                raise
             if not going.plan.configs:
                 _plan(going)
             for task in going.plan.tasks.get(party.config, []):
@@ -191,35 +196,66 @@ def _sampler_session(going: Going) -> None:
                     going.done.failures.setdefault(task, err)
 
 
+def _draw_and_encode(going: Going, engine: Engine, suite: Suite, limit: int | None) -> None:
+    """What the sampler alone can give: its draws, the answers to the probes, the fixed texts in its ids."""
+    params = going.choices.params
+    prompts, ids, left_out = encoded_prompts(suite, engine, limit, params.max_tokens)
+    if "drawn" not in going.grounds.rollouts:
+        going.grounds = _grounds(draw(engine, [p.prompt for p in prompts], params, ids=ids, progress=going.progress))
+        going.suite = {"size": suite.size, "version": suite.version, "prompts": len(prompts), "left_out": left_out}
+    if going.asked("contract") and engine.SAMPLES:
+        going.probes = contract.draw_probes(engine, ids)
+    if any(going.asked(key) for key in ("fixed-texts", "same-function-texts")):
+        _texts(going, engine, suite, limit)
+
+
+def _digest(rollouts: Rollouts | None) -> str | None:
+    return None if rollouts is None else hashlib.sha256(rollouts.token_ids.tobytes()).hexdigest()[:16]
+
+
+def _kept_grounds(going: Going) -> tuple[dict[str, Rollouts], dict[str, Any]]:
+    grounds = {k: v for k, v in going.grounds.rollouts.items() if k in ("drawn", "texts")}
+    noted: dict[str, Any] = {"suite": going.suite}
+    probes = going.probes
+    if probes is not None:
+        noted |= {"probes": probes.names, "refused": probes.refused}
+        if probes.rollouts is not None:
+            more = probes.rollouts
+            grounds["probes"] = more if probes.prompted is None else more.with_scoring("prompted", probes.prompted)
+    return grounds, noted
+
+
+def _restore(going: Going, grounds: dict[str, Rollouts], noted: dict[str, Any]) -> None:
+    going.suite = noted["suite"]
+    if "drawn" not in going.grounds.rollouts:
+        going.grounds = _grounds(grounds["drawn"])
+    if "texts" in grounds:
+        going.grounds.rollouts["texts"] = grounds["texts"]
+    if "probes" in noted:
+        drawn = grounds.get("probes")
+        prompted = None if drawn is None else drawn.scorings.get("prompted")
+        going.probes = contract.Probes(drawn, tuple(noted["probes"]), noted["refused"], prompted)
+
+
 def _suite(choices: Chosen) -> Suite:
     return choices.suite if isinstance(choices.suite, Suite) else load_suite(choices.suite)
 
 
-def _drawn(going: Going, engine: Engine, prompts: list[Prompt], ids: list[list[int]]) -> Rollouts:
-    """What the sampler draws, or drew before an interruption."""
-    kept = going.keep.rollouts() if going.keep else None
-    if kept is not None:
-        return kept
-    rollouts = draw(engine, prompts, going.choices.params, ids=ids, progress=going.progress)
-    if going.keep:
-        going.keep.put_rollouts(rollouts)
-    return rollouts
-
-
-def _probe(going: Going, engine: Engine, prompts: list[list[int]]) -> None:
-    """Replies under each setting, and the two readings of them that a scorer is asked for."""
+def _plan_readings(going: Going) -> None:
+    """The two readings of the probes that a scorer is asked for: without each setting, and with it."""
+    if going.probes is None:
+        return
     reader = next((p for name in ("floor", "scorer", "reference") if (p := going.parties.get(name)) and p.rules), None)
     if reader is None:
         going.unread = "no scorer here computes log-probs with and without a setting (name one with --floor hf:MODEL)"
         return
-    going.probes = contract.draw_probes(engine, prompts)
     if going.probes.rollouts is None:
         going.unread = "the sampler refused every setting"
         return
     going.grounds.rollouts["probes"] = contract.processed(going.probes.rollouts)
-    live = {"semantics": "declared"} if reader.options.get("semantics", "declared") != "declared" else {}
-    using = tuple(sorted(live.items()))
-    going.reading = tuple(Task(reader.config, using, "probes", raw) for raw in (True, False))
+    declared = {"semantics": "declared"} if reader.options.get("semantics", "declared") != "declared" else {}
+    reader = configured(reader, Want("scorer", load=declared))
+    going.reading = tuple(Task(reader.config, (), "probes", raw) for raw in (True, False))
     for task in going.reading:
         going.plan.add(reader, task)
 

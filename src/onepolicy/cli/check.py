@@ -1,14 +1,17 @@
-"""`onepolicy check`: score the recorded ids again, compare, judge."""
+"""`onepolicy check`: two engines on the same tokens, the legs between them, one verdict."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,55 +21,142 @@ from onepolicy.types import Report
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `record` wrote.")],
-    scorer: Annotated[str, typer.Option(metavar="ENGINE", help="name:target?key=value, as hf:DIR?dtype=bfloat16.")],
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="What `record` wrote, or recorded:FILE?side=NAME. Default: draw first."),
+    ] = None,
+    scorer: options.Scorer = ...,  # pyright: ignore[reportArgumentType]
+    sampler: options.Sampler = None,
+    reference: options.Reference = None,
+    floor: options.FloorEngine = None,
+    legs: options.Legs = None,
+    skip: options.Skip = None,
     sampler_side: Annotated[
         str, typer.Option(metavar="NAME", help="Which recorded scoring to compare with.")
     ] = "sampler",
+    suite: options.SuiteSize = "default",
+    prompts: options.Prompts = None,
+    max_tokens: options.MaxTokens = 64,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
     bounds: options.Bounds = None,
     view: options.View = "drawn",
     reply_length: options.ReplyLength = None,
-    output: options.Output = None,
+    output: options.Outputs = None,
     scores: Annotated[Path | None, typer.Option(metavar="FILE", help="Save rollouts and the scorer's values.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare full distributions where the engines can.")] = False,
     declare: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="What the file does not say, as temperature=1.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="Seconds for one request to an engine, loading included.")
+    ] = 600.0,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep finished scorings there, and take those it holds.")
+    ] = None,
     as_json: options.Json = False,
     overwrite: options.Overwrite = False,
 ) -> int:
-    """Score recorded tokens with a scorer, compare, and judge.
+    """Compare a sampler and a scorer on the same tokens, leg by leg, and judge.
 
     \b
-    Example:
-      onepolicy check rollouts.parquet --scorer 'hf:MODEL?dtype=bfloat16' -o report.json
+    Examples:
+      onepolicy check --sampler vllm:MODEL --scorer hf:MODEL
+      onepolicy check rollouts.parquet --scorer callable:my.trainer:logprobs -o report.json -o comment.md
     """
-    from onepolicy.check import check_file
+    from onepolicy.check import Choices
     from onepolicy.cli.outputs import require_free, show
-    from onepolicy.cli.progress import progress
     from onepolicy.gates.bounds import load
     from onepolicy.storage import FORMATS
 
-    require_free(output, overwrite, (".json",))
+    require_free(output or [], overwrite)
     require_free(scores, overwrite, FORMATS)
     require_view(view)
+    if file is None and sampler is None:
+        raise UsageError("nothing to compare: give a FILE that `record` wrote, or --sampler ENGINE to draw first")
     declared = declarations(declare or [])
+    if declared and file is None:
+        raise UsageError("--declare is for a FILE; tokens that are drawn here are declared by their sampler")
     if bounds is not None:
         load(bounds)
-    with progress("scoring", "sequences") as told, _replacing(scores) as target:
-        report = check_file(
-            file,
-            scorer,
-            side=sampler_side,
-            bounds=bounds,
-            view=view,
-            reply_length=reply_length,
-            exact=exact,
-            declare=declared,
-            progress=told,
-            save_scores=target,
-        )
+    params = options.sampling_params(max_tokens, temperature, top_p, top_k, min_p, samples, seed)
+    with _kept(resume) as keep, _replacing(scores) as target:
+        choices = Choices(
+            _names(legs), tuple(_names(skip) or ()), reference, floor, options.suite_of(suite, prompts), params, keep,
+            timeout,
+        )  # fmt: skip
+        more = {"bounds": bounds, "view": view, "reply_length": reply_length, "exact": exact, "choices": choices}
+        report = _report(file, sampler, scorer, sampler_side, declared, target, more)
     return show(_with_scores(report, scores), output, as_json)
+
+
+def _report(
+    file: str | None, sampler: str | None, scorer: str, side: str, declared: Mapping[str, str], target: Path | None,
+    more: dict[str, Any],
+) -> Report:  # fmt: skip
+    from onepolicy.check import check_engines, check_file
+    from onepolicy.cli.progress import progress
+    from onepolicy.storage import write
+
+    with progress("scoring", "sequences") as told:
+        more |= {"progress": told, "told": _telling()}
+        if file is not None:
+            path, side = _file_of(file, side)
+            return check_file(path, scorer, side=side, sampler=sampler, declare=declared, save_scores=target, **more)
+        assert sampler is not None
+        report, scored = check_engines(sampler, scorer, **more)
+        if target is not None:
+            write(scored, target)
+        return report
+
+
+def _file_of(file: str, side: str) -> tuple[Path, str]:
+    """(path, side) of a FILE argument, which may be written as an engine, recorded:FILE?side=NAME."""
+    if not file.startswith("recorded:"):
+        return Path(file), side
+    from onepolicy.engines.base import EngineSpec
+
+    spec = EngineSpec.parse(file)
+    unknown = set(spec.options) - {"side"}
+    if unknown:
+        raise UsageError(f"{file}: unknown option {min(unknown)!r}; wanted recorded:FILE?side=NAME")
+    return Path(spec.target), spec.options.get("side", side)
+
+
+def _names(given: Sequence[str] | None) -> list[str] | None:
+    """Names given one by one or joined by commas; `pair` alone asks for no leg at all."""
+    if given is None:
+        return None
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    return [name for name in names if name != "pair"]
+
+
+def _telling() -> Callable[[str], None]:
+    """What is being done, on stderr."""
+    return lambda words: print(f"  {words}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _kept(directory: Path | None) -> Iterator[Path]:
+    """Where finished scorings are kept. Without a directory of the user's: a temporary one, which is named when the
+    check is interrupted and removed when it ends."""
+    if directory is not None:
+        yield directory
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="onepolicy-check-"))
+    try:
+        yield temporary
+    except BaseException:
+        if any(temporary.iterdir()):
+            print(f"what was finished is kept: --resume {temporary} goes on from there", file=sys.stderr, flush=True)
+        else:
+            temporary.rmdir()
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def require_view(view: str) -> None:

@@ -6,17 +6,34 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onepolicy.errors import UsageError
 from onepolicy.types import Report
 
+#: suffix of an output -> the renderer that writes it.
+SUFFIXES: dict[str, str] = {".json": "json", ".md": "markdown", ".xml": "junit"}
 
-def require_free(path: Path | None, overwrite: bool, suffixes: Iterable[str]) -> None:
-    """Asked before any engine starts: can the result be written there? Errors: `UsageError`."""
-    if path is None:
-        return
+Outputs = Path | Sequence[Path] | None
+
+
+def require_free(paths: Outputs, overwrite: bool, suffixes: Iterable[str] = tuple(SUFFIXES)) -> None:
+    """Asked before any engine starts: can the results be written there? Errors: `UsageError`."""
+    several = _listed(paths)
+    for path in several:
+        _require_free(path, overwrite, suffixes)
+    places = [p.resolve() for p in several]
+    for i, place in enumerate(places):
+        if place in places[:i]:
+            raise UsageError(f"output {several[i]} is named twice")
+
+
+def _listed(paths: Outputs) -> list[Path]:
+    return [] if paths is None else [paths] if isinstance(paths, Path) else list(paths)
+
+
+def _require_free(path: Path, overwrite: bool, suffixes: Iterable[str]) -> None:
     if path.suffix.lower() not in suffixes:
         raise UsageError(f"output {path}: got the suffix {path.suffix!r}, wanted one of {', '.join(suffixes)}")
     if path.is_dir() or (path.exists() and not overwrite):
@@ -26,12 +43,12 @@ def require_free(path: Path | None, overwrite: bool, suffixes: Iterable[str]) ->
         raise UsageError(f"output {path}: {path.parent} is not a folder that can be written to")
 
 
-def show(report: Report, output: Path | None, as_json: bool) -> int:
-    """Saves the report, prints it, and gives its exit code."""
+def show(report: Report, outputs: Outputs, as_json: bool) -> int:
+    """Saves the report in the format of each output's suffix, prints it, and gives its exit code."""
     from onepolicy.report import RENDERERS
 
-    if output is not None:
-        save(RENDERERS["json"](report), output)
+    for path in _listed(outputs):
+        save(RENDERERS[SUFFIXES.get(path.suffix.lower(), "json")](report).rstrip("\n"), path)
     if as_json:
         say(RENDERERS["json"](report))
     else:

@@ -12,4 +12,7 @@ ENGINES: dict[str, str] = {
     "callable": "onepolicy.engines.user:CallableEngine",
     "hf": "onepolicy.engines.hf:HfEngine",
     "vllm": "onepolicy.engines.vllm:VllmEngine",
+    "openvino": "onepolicy.engines.openvino:OpenvinoEngine",
+    "http": "onepolicy.engines.http:HttpEngine",
+    "https": "onepolicy.engines.http:HttpsEngine",
 }

@@ -2,7 +2,8 @@
 
 An engine class has `NAME`, `SWITCHES`, `SAMPLES`, `SCORES`, `HEAVY`, is built as `Engine(target, **options)` with
 options already parsed by its switches, and holds the methods of `Engine`. Heavy ones run in a child process
-(`worker`); the class itself is the same on both sides. An optional `ENVIRONMENT` holds environment variables that must
+(`worker`); the class itself is the same on both sides. An optional `RULES = True`: it scores at whatever
+temperature, truncation and penalties are declared. An optional `ENVIRONMENT` holds environment variables that must
 stand before its packages are imported; those of the user win. Importing an engine's module imports no heavy package.
 """
 
@@ -26,7 +27,8 @@ from onepolicy.types import Scoring
 class Switch:
     """One option of an engine: how its text is read, its default, its choices, and what it changes.
 
-    `live`: can be another at each `score` (`using=`), without a new start of the engine.
+    `live`: can be another at each `score` (`using=`), without a new start of the engine. `declared`: says what the
+    engine does, and does not make it do so.
     """
 
     kind: type
@@ -34,6 +36,7 @@ class Switch:
     meaning: str
     choices: tuple[str, ...] = ()
     live: bool = False
+    declared: bool = False
 
     def parse(self, name: str, text: str) -> Any:
         """The value of `name=text`. Errors: `UsageError` naming what was wanted."""

@@ -1,7 +1,7 @@
 """`fake:?seed=1&drift=0.5`: a small seeded numpy model that samples and scores, for docs, tests and power studies.
 
 It behaves as two real engines do: each rounds at its dtype in its own reduction order (`order`), so two healthy ones
-differ by rounding and by nothing else. Same seed and same order give the same bits, drawn or scored, in any batch.
+differ by rounding and by nothing else. Same seed, order and path give the same bits, drawn or scored, in any batch.
 `drift` moves the model by a known RMS, `fault` breaks it in a named way (`fake_faults.FAULTS`).
 """
 
@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 import onepolicy
 from onepolicy.arrays import numeric_identity
 from onepolicy.engines import fake_faults
-from onepolicy.engines.base import SamplingParams, Switch, declared, digest_arrays
+from onepolicy.engines.base import SamplingParams, Switch, declared, digest_arrays, using_of
+from onepolicy.engines.fake_batches import neighbours, padding
 from onepolicy.engines.fake_draw import Softmax, require_supported
 from onepolicy.engines.fake_faults import FAULTS
 from onepolicy.engines.fake_model import Model, weights
 from onepolicy.engines.fake_replies import Replies, chunks, contexts, draw_replies, drift_factor, uniforms
-from onepolicy.engines.fake_rounding import DTYPES, ORDERS
+from onepolicy.engines.fake_rounding import DTYPES, ORDERS, WIDTHS, kernel_name, round_to
 from onepolicy.engines.semantics import GREEDY, Rules, common_semantics
 from onepolicy.errors import ContentError, EngineError, UnknownName, UsageError
 from onepolicy.rollouts import Rollouts, column_values
@@ -50,10 +51,16 @@ class FakeEngine:
     SAMPLES: ClassVar[bool] = True
     SCORES: ClassVar[bool] = True
     HEAVY: ClassVar[bool] = False
+    RULES: ClassVar[bool] = True
     SWITCHES: ClassVar[Mapping[str, Switch]] = {
         "seed": Switch(int, 0, "which model: the seed of its weights"),
         "dtype": Switch(str, "float32", "the precision it rounds to", tuple(DTYPES)),
-        "order": Switch(str, "forward", "the order in which partial sums are added", tuple(ORDERS)),
+        "order": Switch(str, "forward", "the order in which partial sums are added", tuple(ORDERS), live=True),
+        "path": Switch(str, "prefill", "decode adds in blocks of another width", tuple(WIDTHS), live=True),
+        "batch_size": Switch(int, 0, "sequences that are scored together; 0 is all of a call", live=True),
+        "padding_side": Switch(str, "right", "where shorter sequences are filled up", ("right", "left"), live=True),
+        "packing": Switch(str, "alone", "packed: sequences share a row", ("alone", "packed"), live=True),
+        "rounded_to": Switch(str, "none", "weights are rounded to this first", ("none", "bfloat16", "float16")),
         "vocab": Switch(int, 256, "vocabulary size; texts need 256"),
         "hidden": Switch(int, 64, "width of the model"),
         "drift": Switch(float, 0.0, "how far the model is moved: RMS of the log-ratio on drawn tokens, nats"),
@@ -70,24 +77,40 @@ class FakeEngine:
         self._fault: str = self.options["fault"]
         self._dtype: str = self.options["dtype"]
         self._vocab: int = vocab
+        fake_faults.fail(self._fault, self._dtype)
         checkpoint = fake_faults.moved(weights(seed, vocab, hidden), self._fault, seed)
         self._digest = digest_arrays(checkpoint)
-        factor = drift_factor(seed, vocab, hidden, drift) if drift else 0.0
-        tampering = fake_faults.tampering(self._fault)
-        self._model = Model(checkpoint, self._dtype, self.options["order"], factor, tampering)
+        self._checkpoint, self._rounding_changed = _rounded(checkpoint, self.options["rounded_to"])
+        self._drift = drift_factor(seed, vocab, hidden, drift) if drift else 0.0
+        self._models: dict[tuple[str, str], Model] = {}
+        self._model(self.options)
 
     @property
     def stop_id(self) -> int:
         """The id that ends a reply."""
         return self._vocab - 1
 
+    def _model(self, live: Mapping[str, Any]) -> Model:
+        """The model at the live switches; one is kept for each order and path."""
+        key = (live["order"], live["path"])
+        if key not in self._models:
+            tampering = fake_faults.tampering(self._fault, live["path"])
+            self._models[key] = Model(self._checkpoint, self._dtype, key[0], self._drift, tampering, key[1])
+        return self._models[key]
+
     def fingerprint(self) -> Mapping[str, Any]:
         """JSON-able: engine, versions, every switch, kernels, digests."""
+        return self._fingerprint(self.options)
+
+    def _fingerprint(self, live: Mapping[str, Any]) -> dict[str, Any]:
+        kernel = kernel_name(live["order"], live["path"])
         return {
             "engine": self.NAME,
             "versions": {"onepolicy": onepolicy.__version__, "numpy": np.__version__},
             **self.options,
-            "kernels": {"matmul": ORDERS[self.options["order"]], "numeric": numeric_identity()},
+            **live,
+            "rounding_changed_weights": self._rounding_changed,
+            "kernels": {"matmul": kernel, "numeric": numeric_identity()},
             "weights_digest": self._digest,
             "tokenizer_digest": hashlib.sha256(f"bytes, stop {self.stop_id}".encode()).hexdigest()[:16],
             "vocab_size": self._vocab,
@@ -130,7 +153,7 @@ class FakeEngine:
             self._require_known(np.asarray(prompt), f"prompt {i}")
         rows = [list(map(int, p)) for p in prompts for _ in range(params.samples)]
         replies = draw_replies(
-            self._model,
+            self._model(self.options),
             rows,
             drawn if params.temperature >= GREEDY else None,
             fake_faults.reporting(Rules.of(given), self._fault),
@@ -162,10 +185,12 @@ class FakeEngine:
             {"token_ids": Values(token_ids), "drawn": Values(drawn), "loss_mask": Values(drawn.copy())},
             {"prompt_length": Values(prompt_length)} | {k: column_values(k, v) for k, v in records.items()},
             {"stop_token_ids": Lists(np.full(n, self.stop_id, dtype=np.int32), np.arange(n + 1, dtype=np.int64))},
-            {"sampler": self._scoring(columns, drawn, drawn, self.options["logprobs"])},
+            {"sampler": self._scoring(columns, drawn, drawn, self.options["logprobs"], self.options)},
         )
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
+    def score(
+        self, rollouts: Rollouts, *, distributions: bool = False, using: Mapping[str, Any] | None = None
+    ) -> Scoring:
         """Log-probs of the given ids at the declared semantics; index 0 null (NaN in `distributions` `[T, V]`).
 
         Truncation keeps this engine's own set: a drawn token outside it has log-prob -inf.
@@ -173,22 +198,29 @@ class FakeEngine:
         Errors: `UsageError` if semantics are not declared; `ContentError` for ids outside the vocabulary;
         `EngineError` for penalties.
         """
+        live = self.options | _checked(using_of(self, using))
+        fake_faults.hang(self._fault)
         self._require_known(rollouts.token_ids, "rollouts")
         context, position = contexts(rollouts.token_ids, rollouts.offsets, self._vocab)
+        seen, leak = position, None
+        if self._fault == "left_padding":
+            seen = position + padding(rollouts.offsets, live)
+        if self._fault == "leaks_neighbours":
+            leak = neighbours(rollouts.token_ids, rollouts.offsets, live)
         kind = np.float64 if self._dtype == "float64" else np.float32
         columns = [np.zeros(rollouts.n_tokens, dtype=kind) for _ in range(3)]
         whole = np.full((rollouts.n_tokens, self._vocab), np.nan) if distributions else None
-        ways = declared(rollouts, self.NAME)
+        ways, model = declared(rollouts, self.NAME), self._model(live)
         for rules, places in _by_rules(ways, rollouts, position > 0):
             rules = fake_faults.reporting(rules, self._fault)
             for part in chunks(len(places)):
                 at = places[part]
-                softmax = Softmax(self._model.logits(context[at], position[at]), rules)
+                softmax = Softmax(model.logits(context[at], seen[at], None if leak is None else leak[at]), rules)
                 columns[0][at] = softmax.logprobs(rollouts.token_ids[at])
                 columns[1][at], columns[2][at] = softmax.entropies()
                 if whole is not None:
                     whole[at] = softmax.all_logprobs()
-        return self._scoring(columns, position > 0, rollouts.drawn, common_semantics(ways), whole)
+        return self._scoring(columns, position > 0, rollouts.drawn, common_semantics(ways), live, whole)
 
     def _scoring(
         self,
@@ -196,6 +228,7 @@ class FakeEngine:
         valid: NDArray[np.bool_],
         drawn: NDArray[np.bool_],
         semantics: str | None,
+        live: Mapping[str, Any],
         distributions: NDArray[Any] | None = None,
     ) -> Scoring:
         logprobs, told = fake_faults.spoil(self._fault, columns[0], valid, drawn)
@@ -206,7 +239,7 @@ class FakeEngine:
             distributions,
             semantics,
             self._dtype,
-            self.fingerprint(),
+            self._fingerprint(live),
             uuid.uuid4().hex,
         )
 
@@ -227,10 +260,18 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         choices = FakeEngine.SWITCHES[name].choices
         if choices and value not in choices:
             raise UnknownName(f"value of switch {name!r}", str(value), choices)
-    for name, least in (("seed", 0), ("vocab", 4), ("hidden", 8), ("drift", 0.0)):
+    for name, least in (("seed", 0), ("vocab", 4), ("hidden", 8), ("drift", 0.0), ("batch_size", 0)):
         if name in options and not least <= options[name] < np.inf:
             raise UsageError(f"engine fake: {name}={options[name]}, wanted a number of at least {least}")
     return dict(options)
+
+
+def _rounded(checkpoint: dict[str, NDArray[np.float32]], dtype: str) -> tuple[dict[str, NDArray[np.float32]], bool]:
+    """The weights after rounding, and whether that changed any."""
+    if dtype == "none":
+        return checkpoint, False
+    out = {name: round_to(w, dtype) for name, w in checkpoint.items()}
+    return out, any(not np.array_equal(out[name], w) for name, w in checkpoint.items())
 
 
 def _chat(messages: list[dict[str, str]]) -> str:

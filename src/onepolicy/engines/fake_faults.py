@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 from onepolicy.engines.fake_model import Tampering
 from onepolicy.engines.fake_rounding import round_to
 from onepolicy.engines.semantics import Rules
+from onepolicy.errors import EngineError
 from onepolicy.types import BoolArray
 
 #: Where a fault acts. `weights` and `forward`: the model itself, so draws and reports agree with each other. `draw`:
 #: only which tokens are drawn. `report`: only the log-probs, entropies and distributions that are given. `record`:
-#: the finished column of log-probs.
-Stage = Literal["none", "weights", "forward", "draw", "report", "record"]
+#: the finished column of log-probs. `score`: only when given ids are scored, and only at the live switches that its
+#: meaning names. `process`: it gives no numbers at all.
+Stage = Literal["none", "weights", "forward", "draw", "report", "record", "score", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +43,42 @@ FAULTS: dict[str, Fault] = {
     "zero_fill": Fault("record", "every tenth log-prob is 0.0, as a missing value that was filled"),
     "nan": Fault("record", "one log-prob, in the middle, is NaN"),
     "support": Fault("record", "one drawn token, in the middle, has log-prob -inf"),
+    "late_positions": Fault("forward", "another function from position 256 on, as a wrong RoPE scaling makes"),
+    "unstable": Fault("forward", "every call gives other values, about 0.2 nats RMS apart"),
+    "leaks_neighbours": Fault("score", "sequences after the first of a batch or packed row see the one before them"),
+    "left_padding": Fault("score", "with padding_side=left, positions count the padding too"),
+    "decode_cache": Fault("score", "with path=decode, a gap that grows with the position"),
+    "hangs": Fault("process", "scoring does not end within an hour"),
+    "oom": Fault("process", "out of memory as soon as dtype is float32"),
 }
 
 _TAMPERING = {
     "eps_norm": Tampering(eps=1e-5),
     "logits_times_two": Tampering(times=2.0),
     "logits_plus_hundred": Tampering(plus=100.0),
+    "late_positions": Tampering(late=0.3),
+    "unstable": Tampering(noise=0.002),
 }
 
+#: What is changed on one path only.
+_ON_PATH = {("decode_cache", "decode"): Tampering(cache=0.003)}
 
-def tampering(fault: str) -> Tampering:
+
+def tampering(fault: str, path: str = "prefill") -> Tampering:
     """What the fault changes inside the forward pass."""
-    return _TAMPERING.get(fault, Tampering())
+    return _ON_PATH.get((fault, path)) or _TAMPERING.get(fault, Tampering())
+
+
+def fail(fault: str, dtype: str) -> None:
+    """Errors: `EngineError` for a fault that keeps the engine from starting at this dtype."""
+    if fault == "oom" and dtype == "float32":
+        raise EngineError("fake engine: out of memory at dtype=float32 (fault=oom)")
+
+
+def hang(fault: str) -> None:
+    """Sleeps for an hour, if that is the fault."""
+    if fault == "hangs":
+        time.sleep(3600)
 
 
 def moved(checkpoint: dict[str, NDArray[np.float32]], fault: str, seed: int) -> dict[str, NDArray[np.float32]]:

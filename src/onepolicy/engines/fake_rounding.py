@@ -21,6 +21,9 @@ ORDERS: dict[str, str] = {
     "blocked": "blocks of 8 along K, first to last",
 }
 
+#: path -> width of the blocks, of `blocked` in the second place. No path and order sum as another path and order does.
+WIDTHS: dict[str, tuple[int, int]] = {"prefill": (16, 8), "decode": (12, 10)}
+
 #: Rows of one matrix product. Always the same shape, so a row has the same bits whatever batch it comes in.
 TILE = 32
 
@@ -82,12 +85,18 @@ def _keep_bits(bits: NDArray[np.uint32], dropped: int, mask: np.uint32) -> None:
     bits &= mask
 
 
+def kernel_name(order: str, path: str) -> str:
+    """How this path adds in this order, in words."""
+    plain, here = (str(WIDTHS[p][order == "blocked"]) for p in ("prefill", path))
+    return ORDERS[order].replace(plain, here)
+
+
 class Product:
     """`x @ w` at a dtype and order: each block's sum and each sum of blocks is rounded, as split-K kernels do."""
 
-    def __init__(self, w: NDArray[Any], dtype: str, order: str) -> None:
+    def __init__(self, w: NDArray[Any], dtype: str, order: str, path: str = "prefill") -> None:
         """`w`: `[K, N]`, already rounded."""
-        width = 8 if order == "blocked" else 16
+        width = WIDTHS[path][order == "blocked"]
         self._dtype, self._order = dtype, order
         self._blocks = [(i, np.ascontiguousarray(w[i : i + width])) for i in range(0, len(w), width)]
         if order == "reversed":

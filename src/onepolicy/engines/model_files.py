@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,21 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **inner} if isinstance(inner, dict) else config
 
 
-def model_facts(directory: Path) -> dict[str, Any]:
-    """The fingerprint keys that belong to the model: architecture, vocabulary, length, digests."""
-    config = read_config(directory)
+def model_facts(directory: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fingerprint keys that belong to the model: architecture, vocabulary, length, stored dtype, digests.
+
+    `overrides`: keys of the config that an engine was told to replace; the config's digest is of what it uses.
+    """
+    config = {**read_config(directory), **(overrides or {})}
     text = text_config(config)
+    stored = stored_dtypes(directory)
     return {
         "model": directory.name,
         "architecture": next(iter(config.get("architectures") or []), None),
         "vocab_size": text.get("vocab_size"),
         "max_position_embeddings": text.get("max_position_embeddings"),
         "checkpoint_dtype": text.get("dtype") or text.get("torch_dtype"),
+        "stored_dtype": next(iter(stored)) if len(stored) == 1 else "mixed",
         "weights_digest": weights_digest(directory),
         "config_digest": _json_digest({k: v for k, v in config.items() if k not in _VOLATILE}),
         "tokenizer_digest": tokenizer_digest(directory),
@@ -91,6 +96,16 @@ def weights_digest(directory: Path) -> str:
         for chunk in _bytes(Path(file), start, stop):
             total.update(chunk)
     return total.hexdigest()[:16]
+
+
+#: Names of dtypes in safetensors headers that are not just spelled out; others are given in small letters.
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn"}
+
+
+def stored_dtypes(directory: Path) -> set[str]:
+    """The dtypes of all tensors in the safetensors files, by torch's names. Rounding to an only one is no change."""
+    files = sorted(directory.glob("*.safetensors"))
+    return {_DTYPES.get(dtype, dtype.lower()) for file in files for _, dtype, *_ in _tensors(file)}
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, list[int], str, int, int]]:

@@ -73,3 +73,26 @@ def stop_ids(directory: Path) -> list[int]:
         if eos is not None:
             return sorted({int(i) for i in (eos if isinstance(eos, list) else [eos])})
     return []
+
+
+class Decoder:
+    """Ids to text for people, from a directory's `tokenizer.json` alone: no model, no torch."""
+
+    def __init__(self, directory: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token alone; part of a character shows as U+FFFD."""
+        return [self._tokenizer.decode([int(i)], skip_special_tokens=False) for i in ids]
+
+
+def decoder_of(target: str) -> Decoder | None:
+    """The decoder of a spec's target, None where that is no model directory with a tokenizer."""
+    from onepolicy.engines.model_files import model_directory
+
+    try:
+        return Decoder(model_directory(target, "texts"))
+    except Exception:  # text is for the eye only: whatever is missing, ids are shown
+        return None

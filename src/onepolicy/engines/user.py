@@ -2,6 +2,7 @@
 
 `fn(list of int32 [T_i]) -> list of float [T_i]`: for each sequence one log-prob a token, at the semantics that the
 rollouts declare; index 0 has no context and is ignored. NaN and infinities pass: they are judged later, in the open.
+So does a meaning that differs from the rollouts' declared one: the scoring says its own.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from numpy.typing import NDArray
 
 import onepolicy
 from onepolicy.arrays import is_torch
-from onepolicy.engines.base import SamplingParams, Switch, declared
-from onepolicy.engines.semantics import common_semantics, require_same_meaning
+from onepolicy.engines.base import SamplingParams, Switch, declared, using_of
+from onepolicy.engines.semantics import common_semantics
 from onepolicy.errors import ContentError, EngineError, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.schema import SEMANTICS
 from onepolicy.types import Scoring, Values
+
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class CallableEngine:
@@ -40,17 +43,26 @@ class CallableEngine:
     # a trainer of its own, as a rule: what exits or crashes in it must not end the comparison
     HEAVY: ClassVar[bool] = True
     SWITCHES: ClassVar[Mapping[str, Switch]] = {
-        "dtype": Switch(str, "", "the precision it computes in", ("", "float32", "bfloat16", "float16")),
-        "semantics": Switch(str, "", "what its values mean; empty: whatever the rollouts declare", ("", *SEMANTICS)),
+        "dtype": Switch(str, "", "the precision it computes in", ("", *_DTYPES), declared=True),
+        "semantics": Switch(
+            str, "", "what its values mean; empty: whatever the rollouts declare", ("", *SEMANTICS), declared=True
+        ),
+        "batch_size": Switch(int, 0, "most sequences in one call of the function; 0 is a whole shard", live=True),
+        "reverse": Switch(bool, False, "give it the sequences in reverse order, to see whether it keeps it", live=True),
     }
 
     def __init__(self, target: str, **options: Any) -> None:
         self._target = target
         self._dtype, self._semantics = options.get("dtype") or None, options.get("semantics") or None
+        self._live = {k: options.get(k, s.default) for k, s in self.SWITCHES.items() if s.live}
+        self._require_possible(self._live)
         self._function = load_function(target)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """What is known of a function: its name, its module's file, what was declared."""
+        return self._fingerprint(self._live)
+
+    def _fingerprint(self, live: Mapping[str, Any]) -> dict[str, Any]:
         module = sys.modules.get(self._target.partition(":")[0])
         return {
             "engine": self.NAME,
@@ -58,6 +70,7 @@ class CallableEngine:
             "file": os.path.basename(getattr(module, "__file__", None) or ""),
             "dtype": self._dtype,
             "semantics": self._semantics,
+            **live,
             "versions": {"onepolicy": onepolicy.__version__, "numpy": np.__version__},
         }
 
@@ -70,17 +83,21 @@ class CallableEngine:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> NoReturn:
         raise UsageError(f"engine callable:{self._target}: it only scores; it cannot be the sampler")
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
-        """`[T]` float64 log-probs as the function gives them; index 0 is null. One call a shard.
+    def score(
+        self, rollouts: Rollouts, *, distributions: bool = False, using: Mapping[str, Any] | None = None
+    ) -> Scoring:
+        """`[T]` float64 log-probs as the function gives them; index 0 is null. One call a batch.
 
         Errors: `EngineError` when the function raises; `ContentError` when it gives other shapes or no numbers;
-        `UsageError` for distributions, and for semantics that the rollouts contradict or do not declare.
+        `UsageError` for distributions, and for semantics that the rollouts do not declare.
         """
         if distributions:
             raise UsageError(f"engine callable:{self._target}: it gives no full distributions; use hf")
-        rows = self._meaning(rollouts)
+        live = self._live | using_of(self, using)
+        self._require_possible(live)
+        rows = declared(rollouts, f"callable:{self._target}")
         ids = [np.array(rollouts.token_ids[rollouts.sequence(i)], dtype=np.int32) for i in range(len(rollouts))]
-        given = self._call(ids)
+        given = self._given(ids, live)
         values = np.zeros(rollouts.n_tokens)
         valid = np.ones(rollouts.n_tokens, dtype=bool)
         for i, (name, column) in enumerate(zip(rollouts.record_ids(), given, strict=True)):
@@ -90,16 +107,22 @@ class CallableEngine:
         values[~valid] = 0.0
         semantics = self._semantics or common_semantics(rows)
         return Scoring(
-            Values(values, valid), None, None, None, semantics, self._dtype, self.fingerprint(), uuid.uuid4().hex
+            Values(values, valid), None, None, None, semantics, self._dtype, self._fingerprint(live), uuid.uuid4().hex
         )
 
     def close(self) -> None:
         pass
 
-    def _meaning(self, rollouts: Rollouts) -> list[dict[str, Any]]:
-        if self._semantics is None:
-            return declared(rollouts, f"callable:{self._target}")
-        return require_same_meaning(rollouts, self._semantics, f"callable:{self._target}")
+    def _require_possible(self, live: Mapping[str, Any]) -> None:
+        if live["batch_size"] < 0:
+            raise UsageError(f"engine callable:{self._target}: batch_size={live['batch_size']}, wanted at least 0")
+
+    def _given(self, ids: list[NDArray[np.int32]], live: Mapping[str, Any]) -> list[Any]:
+        """One column a sequence, in the order of `ids`, whatever order the function saw them in."""
+        ids = ids[::-1] if live["reverse"] else ids
+        size = live["batch_size"] or max(1, len(ids))
+        given = [column for i in range(0, max(1, len(ids)), size) for column in self._call(ids[i : i + size])]
+        return given[::-1] if live["reverse"] else given
 
     def _call(self, ids: list[NDArray[np.int32]]) -> list[Any]:
         try:

@@ -1,33 +1,35 @@
-"""`vllm:DIR`: vLLM as the sampler; at raw log-probs also as a scorer, through `prompt_logprobs`.
+"""`vllm:DIR`: vLLM as the sampler, and as a scorer through its prefill or, with forced ids, through its decode.
 
 Ids in, ids out. By default it reports `processed` log-probs, those of the distribution that the token was drawn from.
 The same code runs on the CPU and the GPU build.
 """
 
-# imported before vllm: some switches become environment variables
-
 from __future__ import annotations
 
 import os
-import platform
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
-import onepolicy
-from onepolicy.engines import model_files
-from onepolicy.engines.base import SamplingParams, Switch
+from onepolicy.engines import model_files, vllm_forced, vllm_score, vllm_start
+from onepolicy.engines.base import SamplingParams, Switch, using_of
 from onepolicy.engines.replies import Reply, rollouts_of
-from onepolicy.engines.semantics import require_same_meaning
 from onepolicy.engines.texts import OFFLINE, PATIENT_THREADS, Texts, stop_ids
-from onepolicy.errors import ContentError, EngineError, MissingExtra, UsageError
+from onepolicy.engines.vllm_running import Running, drawn_logprobs
+from onepolicy.errors import UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring, Values
 
 #: Parameters that have the same name and meaning here and in vLLM.
 _SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+#: What can be another at each `score`.
+_LIVE: Mapping[str, Switch] = {
+    "path": Switch(str, "prefill", "score by prefill, or force the reply through decode", ("prefill", "decode"), True),
+    "batch_size": Switch(int, 0, "sequences that vLLM gets together to score; 0 is all, 1 each alone", live=True),
+    "cache": Switch(str, "as_is", "prefix cache of the decode path", ("as_is", "cold", "warm"), True),
+}
 
 
 class VllmEngine:
@@ -45,54 +47,28 @@ class VllmEngine:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    SWITCHES: ClassVar[Mapping[str, Switch]] = {
-        "dtype": Switch(str, "bfloat16", "precision of weights and activations", ("float32", "bfloat16", "float16")),
-        "logprobs": Switch(str, "processed", "what is reported for drawn tokens", ("raw", "processed")),
-        "kv_cache_dtype": Switch(str, "auto", "auto is the engine's dtype", ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")),
-        "prefix_caching": Switch(bool, True, "reuse the KV of equal prompt beginnings (vLLM's own default)"),
-        "enforce_eager": Switch(str, "auto", "no compilation; auto is true on a CPU only", ("auto", "true", "false")),
-        "max_model_len": Switch(int, 0, "longest sequence; 0 is the model's own"),
-        "max_num_seqs": Switch(int, 32, "sequences in one step"),
-        "tensor_parallel": Switch(int, 1, "ranks that share each layer"),
-        "seed": Switch(int, 0, "of the engine; each reply has its own besides"),
-        "gpu_memory": Switch(float, 0.9, "share of the GPU memory"),
-        "kv_cache_gib": Switch(int, 1, "KV cache of the CPU build; VLLM_CPU_KVCACHE_SPACE wins"),
-    }
+    SWITCHES: ClassVar[Mapping[str, Switch]] = {**vllm_start.SWITCHES, **_LIVE}
 
     def __init__(self, target: str, **options: Any) -> None:
         self._options = {**{k: s.default for k, s in self.SWITCHES.items()}, **options}
-        self._directory = model_files.model_directory(target, self.NAME)
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._options["kv_cache_gib"]))
+        _require_possible(self._options)
+        directory = model_files.model_directory(target, self.NAME)
         self._environment = {k: v for k, v in sorted(os.environ.items()) if k.startswith("VLLM_")}
-        self._llm: Any
-        self._vllm, self._llm = _load(str(self._directory), self._options)
-        self._facts = model_files.model_facts(self._directory)
-        self._texts, self._stops = Texts(self._directory), stop_ids(self._directory)
-        config = self._llm.llm_engine.model_config
-        self._vocab, self._max_length = int(config.get_vocab_size()), int(config.max_model_len)
+        self._running = Running(*vllm_start.start(directory, self._options), directory.name)
+        self._facts = model_files.model_facts(directory)
+        self._texts, self._stops = Texts(directory), stop_ids(directory)
 
     # the methods of an engine
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Versions, switches, kernels and digests. JSON-able. `dtype` and `kv_cache_dtype` are what it computes in."""
-        config = self._llm.llm_engine.vllm_config
-        dtype = str(config.model_config.dtype).removeprefix("torch.")
-        kv = str(config.cache_config.cache_dtype)
+        """Versions, switches, kernels and digests. JSON-able. What vLLM decides by itself is said as it decided."""
         return {
             "engine": self.NAME,
-            **{k: v for k, v in self._options.items() if k not in ("gpu_memory", "kv_cache_gib")},
             **self._facts,
-            "vocab_size": self._vocab,
-            "dtype": dtype,
-            "kv_cache_dtype": dtype if kv == "auto" else kv,
-            "max_model_len": self._max_length,
-            "enforce_eager": bool(config.model_config.enforce_eager),
-            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-            "quantization": config.model_config.quantization,
-            "device": _device(),
-            "kernels": _kernels(),
+            "vocab_size": self._running.vocab,
+            **vllm_start.facts(self._running.llm, self._options),
             "environment": self._environment,
-            "versions": _versions(self._vllm),
+            "versions": vllm_start.versions(self._running.vllm),
         }
 
     def encode(self, prompts: Sequence[str | list[dict[str, str]]]) -> list[list[int]]:
@@ -104,17 +80,20 @@ class VllmEngine:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Rollouts:
         """Draws `params.samples` replies to each prompt; reply k of all is drawn with seed `params.seed + k`.
 
-        A drawn stop token belongs to the reply and has its log-prob.
+        A drawn stop token belongs to the reply and has its log-prob. With the switch `entropy`, entropies besides.
 
         Errors: `ContentError` for an id outside the vocabulary, `EngineError` for a prompt that is empty or too long.
         """
         for i, prompt in enumerate(prompts):
-            self._check(f"prompt {i}", prompt, len(prompt) + params.max_tokens)
+            self._running.check(f"prompt {i}", prompt, len(prompt) + params.max_tokens)
         asked = [list(p) for p in prompts for _ in range(params.samples)]
-        each = [self._params(params, params.seed + k) for k in range(len(asked))]
-        replies = [self._reply(given, out) for given, out in zip(asked, self._generate(asked, each), strict=True)]
-        fingerprint = self.fingerprint()
-        return rollouts_of(
+        if self._options["entropy"]:
+            self._running.take_entropies()  # what a failed call has left
+        outs = self._running.generate(asked, [self._params(params, k) for k in range(len(asked))])
+        replies = [_reply(given, out) for given, out in zip(asked, outs, strict=True)]
+        cached = sum(reply.cached or 0 for reply in replies)
+        fingerprint = {**self.fingerprint(), **_DRAWING, "cached_tokens": cached}
+        rollouts = rollouts_of(
             replies,
             params,
             semantics=self._options["logprobs"],
@@ -123,142 +102,93 @@ class VllmEngine:
             fingerprint=fingerprint,
             scoring_id=uuid.uuid4().hex,
         )
+        return self._with_entropies(rollouts) if self._options["entropy"] else rollouts
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
-        """`[T]` log-probs of the given ids by vLLM's prefill; index 0 null; no entropy. They are raw (temperature 1).
+    def score(
+        self, rollouts: Rollouts, *, distributions: bool = False, using: Mapping[str, Any] | None = None
+    ) -> Scoring:
+        """`[T]` log-probs of the given ids.
 
-        Errors: `UsageError` where the rollouts declare something that is not the same as raw; as `sample` besides.
+        `path=prefill`: of all tokens but each first; they are raw (temperature 1). `path=decode`: of the tokens behind
+        `prompt_length` (1 where it is not known), as vLLM gives them when it draws them: at the declared semantics
+        with `logprobs=processed`, else raw; vLLM's own truncation, no recorded sampling mask; with the switch
+        `entropy`, entropy and varentropy besides. The fingerprint's `cached_tokens` says how many prompt tokens of
+        this call came from the prefix cache.
+
+        Errors: `UsageError` where the rollouts declare what this path's log-probs do not mean, and for switches that
+        do not go together; `EngineError` when another id came out than was forced; as `sample` besides.
         """
         if distributions:
             raise UsageError("engine 'vllm' gives no full distributions; use hf")
-        require_same_meaning(rollouts, "raw", "vllm")
-        rows = [rollouts.token_ids[rollouts.sequence(i)].tolist() for i in range(len(rollouts))]
-        for name, row in zip(rollouts.record_ids(), rows, strict=True):
-            self._check(f"record {name!r}", row, len(row) + 1)  # vLLM draws one token behind it
-        params = self._vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outs = self._generate(rows, [params] * len(rows))
-        values = np.zeros(rollouts.n_tokens, dtype=np.float32)
-        valid = np.zeros(rollouts.n_tokens, dtype=bool)
-        for i, (row, out) in enumerate(zip(rows, outs, strict=True)):
-            at = rollouts.sequence(i)
-            given = out.prompt_logprobs or []
-            if len(given) != len(row):
-                raise EngineError(f"vllm: got {len(given)} prompt log-probs for the {len(row)} tokens of sequence {i}")
-            values[at.start + 1 : at.stop] = [given[t][row[t]].logprob for t in range(1, len(row))]
-            valid[at.start + 1 : at.stop] = True
-        fingerprint = self.fingerprint()
+        now = {**self._options, **using_of(self, using)}
+        _require_possible(now)
+        if now["routes"] and now["path"] == "prefill":
+            now["batch_size"] = 1
+        score = vllm_score.decode if now["path"] == "decode" else vllm_score.prefill
+        out = score(self._running, rollouts, now)
+        fingerprint = {**self.fingerprint(), **{k: now[k] for k in _LIVE}, "cached_tokens": out.cached}
         return Scoring(
-            Values(values, valid), None, None, None, "raw", fingerprint["dtype"], fingerprint, uuid.uuid4().hex
+            Values(out.logprobs, out.valid),
+            out.moment(0),
+            out.moment(1),
+            None,
+            out.semantics,
+            fingerprint["dtype"],
+            fingerprint,
+            uuid.uuid4().hex,
+            out.routes,
         )
 
     def close(self) -> None:
         """Shuts the engine core down, which ends what it has started."""
-        llm, self._llm = self._llm, None
+        llm, self._running.llm = self._running.llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
 
     # inside
 
-    def _check(self, what: str, ids: Sequence[int], length: int) -> None:
-        bad = [t for t, x in enumerate(ids) if not 0 <= x < self._vocab]
-        if bad:
-            raise ContentError(
-                f"{what}: token id {ids[bad[0]]} at position {bad[0]} is outside the vocabulary of {self._vocab} of "
-                f"{self._directory.name}; the ids were made by another tokenizer or model"
-            )
-        if not len(ids):
-            raise EngineError(f"{what}: it is empty; vLLM needs at least one id")
-        if length > self._max_length:
-            raise EngineError(
-                f"{what}: {length} tokens with the reply, but max_model_len is {self._max_length}; shorten the reply "
-                "(max_tokens), raise max_model_len, or leave it out"
-            )
-
-    def _params(self, params: SamplingParams, seed: int) -> Any:
-        return self._vllm.SamplingParams(
+    def _params(self, params: SamplingParams, k: int) -> Any:
+        return self._running.params(
             **{name: getattr(params, name) for name in _SAME},
-            seed=seed,
+            seed=params.seed + k,
             max_tokens=params.max_tokens,
             logprobs=0,  # the drawn token's, and no others
-            detokenize=False,
             ignore_eos=params.ignore_eos,
             stop_token_ids=[] if params.ignore_eos else self._stops,
+            extra_args=vllm_forced.kept_args(k) if self._options["entropy"] else None,
         )
 
-    def _generate(self, rows: list[list[int]], params: list[Any]) -> list[Any]:
-        prompts = [{"prompt_token_ids": row} for row in rows]
-        try:
-            return self._llm.generate(prompts, params, use_tqdm=False)
-        except Exception as err:
-            first = (str(err).strip().splitlines() or ["no message"])[0]
-            raise EngineError(f"vllm: {type(err).__name__}: {first[:300]}") from err
-
-    @staticmethod
-    def _reply(prompt: Sequence[int], out: Any) -> Reply:
-        if list(out.prompt_token_ids) != list(prompt):
-            raise EngineError("vllm: it changed the ids of a prompt, so its log-probs belong to other tokens")
-        drawn = out.outputs[0]
-        logprobs = [step[token].logprob for token, step in zip(drawn.token_ids, drawn.logprobs or [], strict=True)]
-        return Reply(prompt, list(drawn.token_ids), logprobs, drawn.finish_reason, out.num_cached_tokens)
+    def _with_entropies(self, rollouts: Rollouts) -> Rollouts:
+        """The same with the entropies of the drawn tokens, which are the end of each sequence."""
+        drawn = rollouts.drawn
+        ends = [rollouts.sequence(i) for i in range(len(rollouts))]
+        places = [slice(at.stop - int(drawn[at].sum()), at.stop) for at in ends]
+        moments = vllm_score.moments_of(self._running.take_entropies(), places, rollouts.n_tokens)
+        entropy, varentropy = (Values(x, drawn) for x in moments)
+        scoring = replace(rollouts.scorings["sampler"], entropy=entropy, varentropy=varentropy)
+        return rollouts.with_scoring("sampler", scoring)
 
 
-def _load(directory: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    try:
-        import vllm
-        from vllm.platforms import current_platform
-    except ImportError as err:
-        raise MissingExtra(err.name or "vllm", "vllm", "the engine 'vllm'") from err
-    eager = {"true": True, "false": False}.get(options["enforce_eager"], current_platform.is_cpu())
-    on_gpu = {} if current_platform.is_cpu() else {"gpu_memory_utilization": options["gpu_memory"]}
-    try:
-        llm = vllm.LLM(
-            model=directory,
-            dtype=options["dtype"],
-            logprobs_mode=f"{options['logprobs']}_logprobs",
-            kv_cache_dtype=options["kv_cache_dtype"],
-            enable_prefix_caching=options["prefix_caching"],
-            enforce_eager=eager,
-            max_model_len=options["max_model_len"] or None,
-            max_num_seqs=options["max_num_seqs"],
-            tensor_parallel_size=options["tensor_parallel"],
-            seed=options["seed"],
-            generation_config="vllm",  # a model's own sampling defaults must not be applied behind our back
-            trust_remote_code=False,
-            disable_log_stats=True,
-            **on_gpu,
+#: What the live switches are when it draws.
+_DRAWING = {"path": "decode", "batch_size": 0, "cache": "as_is"}
+
+
+def _require_possible(now: Mapping[str, Any]) -> None:
+    """Errors: `UsageError` for values, or pairs of them, that would be reported and not done."""
+    if not 0 <= now["batch_size"] <= now["max_num_seqs"]:
+        raise UsageError(
+            f"engine vllm: batch_size: got {now['batch_size']}, wanted 0 to max_num_seqs ({now['max_num_seqs']})"
         )
-    except Exception as err:
-        first = (str(err).strip().splitlines() or ["no message"])[0]
-        raise EngineError(f"vllm:{directory}: the engine cannot start: {type(err).__name__}: {first[:300]}") from err
-    return vllm, llm
+    if now["routes"] and now["batch_size"] > 1:
+        raise UsageError("engine vllm: routes=true scores one sequence at a time; leave batch_size out, or 1")
+    if now["routes"] and now["enforce_eager"] == "false":
+        raise UsageError("engine vllm: routes=true reads experts in Python, which enforce_eager=false skips; leave one")
+    if now["cache"] != "as_is" and now["path"] != "decode":
+        raise UsageError(f"engine vllm: cache={now['cache']} needs path=decode; prefill with log-probs reads no cache")
+    if now["cache"] == "warm" and not now["prefix_caching"]:
+        raise UsageError("engine vllm: cache=warm needs prefix_caching=true")
 
 
-def _device() -> str:
-    from vllm.platforms import current_platform
-
-    return "cpu" if current_platform.is_cpu() else str(current_platform.get_device_name())
-
-
-def _kernels() -> dict[str, Any]:
-    """Settings of the process that decide which kernels run."""
-    import torch
-
-    return {
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _versions(vllm: Any) -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {
-        "onepolicy": onepolicy.__version__,
-        "vllm": str(vllm.__version__),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+def _reply(prompt: Sequence[int], out: Any) -> Reply:
+    drawn = out.outputs[0]
+    return Reply(prompt, list(drawn.token_ids), drawn_logprobs(out), drawn.finish_reason, out.num_cached_tokens)

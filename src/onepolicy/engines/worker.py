@@ -28,7 +28,7 @@ from onepolicy import errors
 from onepolicy.engines import wire
 from onepolicy.engines.base import SamplingParams, using_of
 from onepolicy.engines.shards import shard_slices
-from onepolicy.errors import EngineDied, EngineError, EngineTimeout, OnepolicyError, UsageError
+from onepolicy.errors import EngineDied, EngineError, EngineTimeout, MissingExtra, OnepolicyError, UsageError
 from onepolicy.rollouts import Rollouts, concat_scorings
 from onepolicy.types import Scoring
 
@@ -65,12 +65,12 @@ class WorkerEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._what = f"engine {engine.NAME}:{target}"
         self.log, self._log_is_ours = (_new_log(engine.NAME), True) if log is None else (Path(log), False)
-        self._python = python
+        self._python, self._elsewhere = python, python != sys.executable
         self._scratch = tempfile.mkdtemp(prefix="onepolicy-")  # sockets and files that a killed engine leaves behind
         self._link, self._theirs = socket.socketpair()
         try:
             self._start(dict(getattr(engine, "ENVIRONMENT", {})))
-            path = sys.path if python == sys.executable else []
+            path = [] if self._elsewhere else sys.path
             name = f"{engine.__module__}:{engine.__qualname__}"
             self._ask("load", engine=name, target=target, options=dict(options), path=[p for p in path if p])
         except BaseException:
@@ -98,7 +98,9 @@ class WorkerEngine:
         """As the engine's own, sent in shards so that the time limit is one shard's."""
         using = using_of(self, using)
         parts = [rollouts.take(range(at.start, at.stop)) for at in shard_slices(rollouts.lengths)] or [rollouts]
-        done: list[Scoring] = [self._ask("score", rollouts=_bare(p), distributions=distributions, using=using) for p in parts]
+        done: list[Scoring] = [
+            self._ask("score", rollouts=_bare(p), distributions=distributions, using=using) for p in parts
+        ]
         same = [replace(scoring, scoring_id=done[0].scoring_id) for scoring in done]
         return concat_scorings(same, [p.n_tokens for p in parts])
 
@@ -137,7 +139,9 @@ class WorkerEngine:
     def _start(self, environment: dict[str, str]) -> None:
         own = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch}
         env = {**_kept_caches(), **environment, **os.environ, **own}
-        if self._python == sys.executable:
+        if self._elsewhere:
+            env.pop("PYTHONHOME", None)  # this interpreter's own library
+        else:
             roots = [str(Path(onepolicy.__file__).parents[1]), env.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(r for r in roots if r)
         # -P: a folder called `vllm` or a `types.py` in the working directory must not be imported
@@ -154,7 +158,10 @@ class WorkerEngine:
                     env=env,
                 )
             except OSError as err:
-                raise UsageError(f"{self._what}: its interpreter {self._python} cannot be started: {err}") from err
+                raise UsageError(
+                    f"{self._what}: its interpreter {self._python} cannot be started: {err.strerror or err}; "
+                    "python= names the bin/python of an environment"
+                ) from err
         self._check_hello(self._receive("start", min(_START, self.timeout)))
 
     def _check_hello(self, message: Any) -> None:
@@ -237,8 +244,11 @@ class WorkerEngine:
         deadline = time.monotonic() + 2.0  # the socket closes a moment before the process has ended
         while not self._ended() and time.monotonic() < deadline:
             time.sleep(0.01)
-        ended, self._log_is_ours = self._ended(), False  # the message names the log, so it is kept
+        ended, lacks = self._ended(), self._lacks() if op == "start" else None
+        self._log_is_ours = self._log_is_ours and bool(lacks)  # else the message names the log, so it is kept
         code = self.kill()
+        if lacks:
+            raise UsageError(f"{self._what}: {lacks}")
         how = _how(code) if ended else "closed its connection"
         raise EngineDied(f"{self._what}: its process {how} during {op}; {self._log_line()}")
 
@@ -255,6 +265,8 @@ class WorkerEngine:
         if not (isinstance(cls, type) and issubclass(cls, OnepolicyError)):
             cls = EngineError
         text = f"{self._what}: {error['message']}; see {self.log}" if error.get("unexpected") else str(error["message"])
+        if self._elsewhere and issubclass(cls, MissingExtra):
+            text += f", with {self._python} -m pip"
         self._log_is_ours = self._log_is_ours and not error.get("unexpected")
         out = cls.__new__(cls, text)
         out.args = (text,)
@@ -262,18 +274,35 @@ class WorkerEngine:
             setattr(out, name, value)
         return out
 
+    def _lacks(self) -> str | None:
+        """What the interpreter's environment lacks to say hello at all, and how to install it there."""
+        said = self._log_tail()
+        if "Unknown option: -P" in said:
+            return f"{self._python} is older than Python 3.11; make an environment with a newer one"
+        missing = re.findall(r"No module named '?([A-Za-z_]\w*)", said)
+        if not missing:
+            return None
+        package = f"onepolicy=={onepolicy.__version__}" if missing[-1] == "onepolicy" else missing[-1]
+        other = " with this worker (another version)" if re.search(r"No module named '?onepolicy\.", said) else ""
+        where = f"the environment of {self._python} has no {missing[-1]}{other}"
+        return f"{where}; install it there: {self._python} -m pip install {package}"
+
     def _log_line(self) -> str:
         return f"see {self.log}, whose last line is {self._last_line()}"
 
     def _last_line(self) -> str:
+        lines = re.split(r"[\r\n]", self._log_tail())  # \r: progress bars
+        written = [line.strip() for line in lines if line.strip()]
+        return repr(written[-1][:300]) if written else "missing"
+
+    def _log_tail(self) -> str:
+        """The end of the log as text, empty if there is none."""
         try:
             with self.log.open("rb") as f:
                 f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
-                lines = re.split(r"[\r\n]", _ANSI.sub("", f.read().decode(errors="replace")))  # \r: progress bars
+                return _ANSI.sub("", f.read().decode(errors="replace"))
         except OSError:
-            return "missing"
-        written = [line.strip() for line in lines if line.strip()]
-        return repr(written[-1][:300]) if written else "missing"
+            return ""
 
 
 def _new_log(name: str) -> Path:

@@ -18,10 +18,11 @@ from onepolicy.legs.padding import SCORER_PADDING
 from onepolicy.legs.path import SAMPLER_PATH, SCORER_PATH
 from onepolicy.legs.precision import SAMPLER_PRECISION, SCORER_PRECISION
 from onepolicy.legs.reference import REFERENCE_SAMPLER, REFERENCE_SCORER
-from onepolicy.legs.same_function import SAME_FUNCTION, SAME_FUNCTION_TEXTS
+from onepolicy.legs.same_function import SAME_FUNCTION, SAME_FUNCTION_SETTINGS, SAME_FUNCTION_TEXTS
 
 LEGS: dict[str, Leg] = {
     "same-function": SAME_FUNCTION,
+    "same-function-settings": SAME_FUNCTION_SETTINGS,
     "same-function-texts": SAME_FUNCTION_TEXTS,
     "sampler-again": SAMPLER_AGAIN,
     "sampler-batch": SAMPLER_BATCH,

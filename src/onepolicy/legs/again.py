@@ -5,7 +5,8 @@ from __future__ import annotations
 from onepolicy.legs.base import Leg, Want
 from onepolicy.types import Question
 
-# an engine that gives other values at every call has raised the floor itself, so a repeat has its own bound; `run` gives the second scoring of a leg its own call, so equal wants on both sides are two requests
+# `run` gives the second scoring its own call, so equal wants are two requests. An engine that gives other values at
+# every call has raised the floor itself, so a repeat has bounds of its own.
 SAMPLER_AGAIN = Leg(
     "sampler-again",
     Question.ROUNDING,

@@ -37,7 +37,8 @@ class Want:
 class Leg:
     """`factor`: what changes, in words. `code`: the finding when it drifts; empty: it informs only. `raw`: scored at
     temperature 1 without truncation, whatever was drawn (the function is the same, and every engine can). `bounds`: a
-    preset for this leg alone; else the floor, where it is known, or the absolute bounds of the pair."""
+    preset for this leg alone; else the floor, where it is known, or the absolute bounds of the pair. `only_set`: says
+    something only where a temperature, a truncation or a penalty was set for the draw."""
 
     key: str
     question: Question
@@ -48,6 +49,7 @@ class Leg:
     on: On = "some"
     raw: bool = False
     bounds: str | None = None
+    only_set: bool = False
 
 
 class CannotRun(Exception):
@@ -86,6 +88,10 @@ def _value(
     switch = switches.get(key)
     if switch is None or (live and not switch.live and current.get(key) != value):
         raise CannotRun(f"engine {name!r} has no {'live ' if live and switch else ''}switch {key!r}")
+    if switch.declared:
+        if value != current.get(key):
+            raise CannotRun(f"engine {name!r}: its {key} is what you declare, it cannot be set")
+        return value
     if isinstance(value, Other):
         allowed = [v for v in value.values if v != current.get(key) and (not switch.choices or v in switch.choices)]
         if not allowed:

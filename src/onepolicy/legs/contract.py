@@ -114,7 +114,7 @@ def _row(name: str, probes: Probes, reported: FloatArray, without: FloatArray, a
 
 
 def _decided(if_applied: float, if_not: float, n: int) -> bool | None:
-    if n < _LEAST or max(if_applied, if_not) < _CLEARER * min(if_applied, if_not):
+    if n < _LEAST or not max(if_applied, if_not) > _CLEARER * min(if_applied, if_not):
         return None
     return if_applied < if_not
 

@@ -99,7 +99,13 @@ def _plan_variants(out: FloorPlan, party: Party, others: Party | None, on: On, p
 
 
 def _plan_reference(out: FloorPlan, party: Party, on: On, plan: Plan) -> None:
-    """The trusted side's own float32 on the same rounded weights, which the tokens are binned by."""
+    """The trusted side's own float32 on the same rounded weights, which the tokens are binned by. For long texts the
+    float32 that another leg needs anyway will do: a bin is wider than what rounding the weights moves."""
+    if on == "texts":
+        same = next((p.b for p in plan.legs if p.leg.key == "same-function-texts"), None)
+        if same is not None:
+            out.reference[on] = same
+        return
     try:
         exact = configured(party, Want("floor", load=FLOAT32.load))
     except CannotRun:

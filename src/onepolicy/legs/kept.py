@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import secrets
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ class Kept:
         try:
             with np.load(self._path(task, rollouts), allow_pickle=False) as stored:
                 return _read(dict(stored))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None  # not there, or cut off by the interruption: it is scored again
 
     def put(self, task: Task, rollouts: Rollouts, scoring: Scoring) -> None:
@@ -49,19 +51,37 @@ class Kept:
         np.savez(beside, **_arrays(scoring))
         os.replace(beside, path)
 
-    def rollouts(self) -> Rollouts | None:
-        """The drawn tokens of the interrupted check."""
+    def grounds(self, asked: Mapping[str, Any]) -> tuple[dict[str, Rollouts], dict[str, Any]] | None:
+        """The tokens that an earlier run of the same check drew and encoded, and what it noted; None if there are none.
+
+        Errors: `UsageError` where the directory belongs to another check.
+        """
         from onepolicy.storage import read
 
-        path = self.directory / "rollouts.parquet"
-        return read(path) if path.exists() else None
+        note = self.directory / "check.json"
+        if not note.exists():
+            return None
+        told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+        for name, value in asked.items():
+            was = told["asked"].get(name)
+            if was != value:
+                what = f"it holds another check ({name} {was!r}, now {value!r})"
+                raise UsageError(f"--resume {self.directory}: {what}; name another directory")
+        return {name: read(self.directory / f"{name}.parquet") for name in told["grounds"]}, told["noted"]
 
-    def put_rollouts(self, rollouts: Rollouts) -> None:
+    def put_grounds(self, asked: Mapping[str, Any], grounds: Mapping[str, Rollouts], noted: Mapping[str, Any]) -> None:
+        """The note is written last: without it nothing of this counts."""
         from onepolicy.storage import write
 
-        beside = self.directory / f".{secrets.token_hex(4)}.parquet"
-        write(rollouts, beside)
-        os.replace(beside, self.directory / "rollouts.parquet")
+        for name, rollouts in grounds.items():
+            self._replaced(f"{name}.parquet", lambda path, r=rollouts: write(r, path))
+        text = json.dumps({"asked": asked, "grounds": list(grounds), "noted": noted})
+        self._replaced("check.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+    def _replaced(self, name: str, write: Callable[[Path], Any]) -> None:
+        beside = self.directory / f".{secrets.token_hex(4)}{Path(name).suffix}"
+        write(beside)
+        os.replace(beside, self.directory / name)
 
     def _path(self, task: Task, rollouts: Rollouts) -> Path:
         digest = hashlib.sha256(repr(task).encode())

@@ -7,13 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onepolicy.engines.base import Engine, EngineSpec
+from onepolicy.engines.model_files import model_directory, stored_dtypes
 from onepolicy.engines.open import engine_class, named
+from onepolicy.errors import OnepolicyError
 from onepolicy.legs.base import CannotRun, Leg, On, Side, Want, current_options, load_for, using_for, with_options
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One side of a check: an engine by its spec, or one that runs already (then nothing else can be loaded)."""
+    """One side of a check: an engine by its spec, or one that runs already (then nothing else can be loaded).
+
+    `rules`: it scores at whatever settings are declared; `stored`: the precision of the weights on disk, if known.
+    """
 
     spec: EngineSpec
     switches: Mapping[str, Any]
@@ -21,6 +26,7 @@ class Party:
     engine: Engine | None = None
     rules: bool = False
     heavy: bool = False
+    stored: str | None = None
 
     @classmethod
     def of(cls, engine: str | Engine) -> Party:
@@ -29,7 +35,7 @@ class Party:
             spec = named(EngineSpec.parse(engine))
             found = engine_class(spec.name)
             rules = getattr(found, "RULES", False)
-            return cls(spec, found.SWITCHES, current_options(found, spec), None, rules, found.HEAVY)
+            return cls(spec, found.SWITCHES, current_options(found, spec), None, rules, found.HEAVY, stored_dtype(spec))
         switches = engine.SWITCHES
         said = engine.fingerprint()
         options = {k: said.get(k, s.default) for k, s in switches.items()}
@@ -104,6 +110,8 @@ def plan_legs(legs: Iterable[Leg], parties: Mapping[Side, Party], ground: Ground
 def _planned(leg: Leg, parties: Mapping[Side, Party], ground: Ground, plan: Plan) -> Planned:
     if leg.on not in ground.on:
         raise CannotRun("no fixed texts" if leg.on == "texts" else "no drawn tokens")
+    if leg.only_set and ground.neutral:
+        raise CannotRun("the draw had no settings to apply")
     found = [_task(want, leg, parties, ground) for want in (leg.a, leg.b)]
     a, b = (task for _, task in found)
     if a is not None and a == b:
@@ -140,7 +148,7 @@ _ABSENT = {
 def configured(party: Party, want: Want) -> Party:
     """The party at the want's load options. Errors: `CannotRun`."""
     dtype = str(party.options.get("dtype") or "")
-    load = {k: _filled(v, dtype) for k, v in want.load.items()}
+    load = {k: _filled(v, dtype, party.stored) for k, v in want.load.items()}
     if party.engine is not None and load_for(replace(want, load=load), party.spec.name, party.switches, party.options):
         raise CannotRun("the engine was given running, so it cannot be loaded in another way")
     changed = load_for(replace(want, load=load), party.spec.name, party.switches, party.options)
@@ -150,8 +158,19 @@ def configured(party: Party, want: Want) -> Party:
     return replace(party, spec=spec, options={**party.options, **changed})
 
 
-def _filled(value: Any, dtype: str) -> Any:
-    """`{dtype}`: the side's own precision; float32 needs no rounding."""
+def _filled(value: Any, dtype: str, stored: str | None) -> Any:
+    """`{dtype}`: the side's own precision; weights that are stored in it, or computed in float32, need no rounding."""
     if value != "{dtype}":
         return value
-    return "none" if dtype in ("float32", "float64", "") else dtype
+    return "none" if dtype in ("float32", "float64", "", stored) else dtype
+
+
+def stored_dtype(spec: EngineSpec) -> str | None:
+    """The one precision of a model directory's weights, None where there is none or it is not known."""
+    if spec.name.rpartition(":")[2] not in ("hf", "vllm"):
+        return None
+    try:
+        found = stored_dtypes(model_directory(spec.target, spec.name))
+    except (OnepolicyError, OSError, ValueError):
+        return None  # whoever loads it says what is wrong
+    return next(iter(found)) if len(found) == 1 else None

@@ -111,6 +111,9 @@ def first_bad(pairs: LogprobPairs, leg: Leg) -> str:
 
 def findings_of(leg: Leg, result: LegResult) -> list[Finding]:
     """What the leg makes of the verdict."""
+    if result.ran is Ran.FAILED and not leg.code:
+        more = {"outcome": Outcome.PASS, "origin": "run", "evidence": {"leg": leg.key}}
+        return [finding("leg-failed", f"{leg.key}, which only informs: {result.why}", **more)]
     if result.ran is Ran.FAILED:
         code = "same-function-open" if leg.code == "different-function" else "leg-failed"
         return [finding(code, f"{leg.key}: {result.why}", origin="run", evidence={"leg": leg.key})]

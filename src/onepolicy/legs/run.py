@@ -86,17 +86,24 @@ def run(
     and its error is raised unless something of it was scored. `keep`: where finished scorings are stored and found.
     """
     for config, party in plan.configs.items():
+        err: OnepolicyError | None = None
         for _ in range(_STARTS):
-            tasks = [t for t in plan.tasks.get(config, []) if t not in done.scorings and t not in done.failures]
-            tasks = [t for t in tasks if not _found(t, grounds, done, keep)]
+            tasks = [t for t in _open(plan, config, done) if not _found(t, grounds, done, keep)]
             if not tasks:
                 break
             if told:
                 told(f"{config}: {len(tasks)} scoring{'s' * (len(tasks) > 1)}")
-            _session(party, tasks, grounds, done, vital, timeout, keep, progress)
+            err = _session(party, tasks, grounds, done, vital, timeout, keep, progress)
             if vital in done.failures:
                 return done
+        if err is not None:  # it died twice: what is left is not tried again
+            done.failures |= dict.fromkeys(_open(plan, config, done), err)
     return done
+
+
+def _open(plan: Plan, config: str, done: Done) -> list[Task]:
+    """The tasks of a configuration that neither are done nor have failed."""
+    return [t for t in plan.tasks.get(config, []) if t not in done.scorings and t not in done.failures]
 
 
 #: A configuration is started once, and once more after its engine died.
@@ -108,7 +115,8 @@ GONE = (EngineDied, EngineTimeout)
 def _session(
     party: Party, tasks: list[Task], grounds: Grounds, done: Done, vital: Task | None, timeout: float,
     keep: Kept | None, progress: Progress | None,
-) -> None:  # fmt: skip
+) -> OnepolicyError | None:  # fmt: skip
+    """One start of an engine; why it ended early, None if it did not."""
     try:
         with opened(party, timeout) as engine:
             done.fingerprints[party.config] = engine.fingerprint()
@@ -118,6 +126,8 @@ def _session(
             raise
         if not any(t in done.failures or t in done.scorings for t in tasks):  # it did not even start
             done.failures |= dict.fromkeys(tasks, err)
+        return err
+    return None
 
 
 def run_tasks(

@@ -18,6 +18,16 @@ SAME_FUNCTION = Leg(
     raw=True,
     bounds="function",
 )
+SAME_FUNCTION_SETTINGS = Leg(
+    "same-function-settings",
+    Question.FUNCTION,
+    "both engines in float32, with the temperature and truncation of the draw",
+    Want("sampler", load={"dtype": "float32"}, using=({"path": "decode"},)),
+    _SCORER,
+    "different-function",
+    bounds="function",
+    only_set=True,
+)
 SAME_FUNCTION_TEXTS = Leg(
     "same-function-texts",
     Question.FUNCTION,

@@ -1,14 +1,15 @@
 """Model directories that ship inside the package, by name.
 
 `tiny` is a Llama of about a million parameters with a tokenizer and a chat template: enough to drive both
-engines on a CPU, without a network. Its MODEL_CARD.md says what it was trained on and how well.
+engines on a CPU, without a network. `tiny-moe` is its mixture-of-experts sibling: a Qwen3-MoE with the same tokenizer,
+eight experts a layer of which two run. Their MODEL_CARD.md say what they were trained on and how well.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-MODELS: dict[str, str] = {"tiny": "tiny"}
+MODELS: dict[str, str] = {"tiny": "tiny", "tiny-moe": "tiny_moe"}
 
 
 def path(name: str) -> str:

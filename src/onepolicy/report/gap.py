@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onepolicy.report import words
 from onepolicy.report.numbers import factor, interval, near_one, number, share
+from onepolicy.report.rows import position_rows
+from onepolicy.report.sections import heading
 from onepolicy.types import Report
 
 #: label, metric, how its value is written. Two columns, read down.
@@ -27,13 +32,14 @@ _ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     """What the gap does at the user's reply length: the normalised form, and the textbook walk beside it."""
-    from onepolicy.report.screen import heading
-
-    found = report.context.get("answer") or {}
+    found = words.answer(report)
     if not found:
         return
     title = f"What the gap does to a reply of {found['length']:,.0f} tokens"
     yield heading(title, f"per-token sd {number(found['sd'])} nats", unjudged)
+    if report.legs:  # a long screen: the sentence above has said the first of them
+        yield from _short_answer(found)
+        return
     rows = (
         (
             "whole-answer log-ratio",
@@ -55,24 +61,36 @@ def answer(report: Report, unjudged: bool) -> Iterator[RenderableType]:
     yield Text("  normalised: mean ratio stays 1, so answers drift; the walk leaves that out", style="dim")
 
 
-def gap_table(report: Report, unjudged: bool) -> Iterator[RenderableType]:
-    """Size of the gap, in two columns."""
-    from onepolicy.report.screen import heading
+def _short_answer(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The same in one line, or two."""
+    median = f"median ratio {factor(found['median_ratio'])} (textbook walk ×{number(found['walk_factor'])})"
+    risk = found.get("outside_clip_share")
+    at_risk = "" if risk is None else f" · clip decisions at risk {share(risk)}"
+    said = f"{median} · effective answers {share(found['ess_share'])}{at_risk}"
+    yield Padding(Text(said), (0, 0, 0, 2))
 
+
+def gap_table(report: Report, width: int, unjudged: bool) -> Iterator[RenderableType]:
+    """Size of the gap, in two columns where there is room, read down."""
     cells = [cell for row in _ROWS if (cell := _cell(report, *row)) is not None]
     if not cells:
         return
     yield heading("Gap", "d = scorer - sampler log-prob, nats; one-sided 99% limits [lower, upper]", unjudged)
-    half = (len(cells) + 1) // 2
+    columns = 2 if width >= 76 else 1
+    rows = -(-len(cells) // columns)
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for _ in range(2):
+    for _ in range(columns):
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True, justify="right")
         grid.add_column(no_wrap=True, style="dim")
-    for i in range(half):
-        right = cells[half + i] if half + i < len(cells) else ("", "", "")
-        grid.add_row(f"  {cells[i][0]}", *cells[i][1:], f"  {right[0]}", *right[1:], style="dim" if unjudged else "")
+    for i in range(rows):
+        row = [text for label, *more in cells[i::rows] for text in (f"  {label}", *more)]
+        grid.add_row(*row, style="dim" if unjudged else "")
     yield grid
+    positions = position_rows(report)
+    if positions and not any(row.limits for row in positions):
+        said = " · ".join(f"{row.positions}: {row.rms}" for row in positions)
+        yield Padding(Text(f"RMS at positions {said}", style="dim"), (0, 0, 0, 2))
 
 
 def _cell(report: Report, label: str, key: str, write: Callable[[float | None], str]) -> tuple[str, str, Text] | None:

@@ -20,7 +20,7 @@ import numpy as np
 from onepolicy.codes import CODES
 from onepolicy.errors import ContentError
 from onepolicy.sums import Sums
-from onepolicy.types import Finding, Gate, Measurement, Outcome, Report
+from onepolicy.types import Finding, Floor, Gate, LegResult, Measurement, Outcome, Report
 from onepolicy.views import VIEWS
 
 FORMAT = 1
@@ -63,13 +63,24 @@ def from_json(text: str) -> Report:
         raise ContentError(f"this report has format {data[_KIND]!r}; this version reads {FORMAT}")
     if not isinstance(data.get("sums"), dict):
         raise ContentError("not a saved report: it has no sums")
+    data = _ABSENT | data
     fields = {name: _decoded(hint, data.get(name), name) for name, hint in _FIELDS.items()}
     for found in fields["findings"]:
         if found.code not in CODES:
             raise ContentError(f"this report has a finding {found.code!r}, which this version does not know")
-    sums = Sums.from_dict(data["sums"])
-    _scalar(typing.Literal, VIEWS, sums.view, "sums.view")
-    return Report(sums=sums, **fields)
+    for i, leg in enumerate(fields["legs"]):
+        if leg.sums is not None:
+            _sums(leg.sums, f"legs[{i}].sums")
+    return Report(sums=_sums(data["sums"], "sums"), **fields)
+
+
+def _sums(data: Mapping[str, Any], where: str) -> Sums:
+    try:
+        sums = Sums.from_dict(data)
+    except ContentError as err:
+        raise ContentError(f"not a saved report: {where}: {err}") from None
+    _scalar(typing.Literal, VIEWS, sums.view, f"{where}.view")
+    return sums
 
 
 _FIELDS: dict[str, Any] = {
@@ -81,7 +92,11 @@ _FIELDS: dict[str, Any] = {
     "gates": tuple[Gate, ...],
     "reply_length": int | None,
     "context": Mapping[str, Any],
+    "legs": tuple[LegResult, ...],
+    "floor": Floor | None,
 }
+#: What a report had before these fields did.
+_ABSENT: dict[str, Any] = {"legs": [], "floor": None}
 
 
 def _refuse_constant(name: str) -> None:

@@ -7,8 +7,8 @@ import re
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """`digits` significant digits; a dash for what is not there."""
-    if x is None:
+    """`digits` significant digits; a dash for what is not there, or is no number in a file."""
+    if not isinstance(x, (int, float)):
         return "–"
     if not math.isfinite(x) or x == 0:
         return f"{x + 0:g}"  # + 0: no minus zero

@@ -10,15 +10,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from onepolicy.report.sections import heading
 from onepolicy.report.text import escaped
 from onepolicy.types import Report
 
 
 def worst_tokens(report: Report, width: int) -> Iterator[RenderableType]:
     """Each worst token between what stands before and after it, with both log-probs."""
-    from onepolicy.report.screen import heading
-
-    tokens = (report.context.get("tokens") or [])[: 5 if len(report.findings) < 4 else 3]
+    tokens = (report.context.get("tokens") or [])[: 5 if len(report.findings) < 4 and not report.legs else 3]
     if not tokens:
         return
     yield heading("Worst tokens", "largest gap first; log-probs of the token in »«")

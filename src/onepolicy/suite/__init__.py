@@ -1,61 +1,56 @@
-"""Prompts to draw from. `record` uses `prompts.jsonl`, 64 short ones written for this project, or a user's file."""
+"""The fixed test set: prompts to draw from and texts to score, the same for everyone, kept apart in every number.
+
+`load` gives a size of it, `fixed_rollouts` and `encoded_prompts` its token ids by an engine's tokenizer. Data: `data/`,
+JSON lines, every text written for this project; `items` has the format, `makers` writes the long ones.
+"""
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-from pathlib import Path
-from typing import Any
+from onepolicy.suite.build import encoded_prompts, fixed_rollouts
+from onepolicy.suite.exchange import returned, text_rows
+from onepolicy.suite.items import SIZES, Prompt, SuitePrompt, SuiteText
+from onepolicy.suite.load import VERSION, Suite, load, own_prompts, read_prompts
 
-from onepolicy.errors import ContentError, UsageError
+__all__ = [
+    "CATEGORIES",
+    "SIZES",
+    "VERSION",
+    "Prompt",
+    "Suite",
+    "SuitePrompt",
+    "SuiteText",
+    "encoded_prompts",
+    "fixed_rollouts",
+    "load",
+    "own_prompts",
+    "read_prompts",
+    "returned",
+    "text_rows",
+]
 
-Prompt = str | list[dict[str, str]]
-
-
-def own_prompts() -> list[Prompt]:
-    """The 64 prompts of `record`: code, prose, numbers, several scripts, and chats."""
-    text = (resources.files("onepolicy.suite") / "prompts.jsonl").read_text(encoding="utf-8")
-    return [_prompt(line, f"prompts.jsonl:{i}") for i, line in enumerate(text.splitlines(), 1)]
-
-
-def read_prompts(path: str | Path) -> list[Prompt]:
-    """A user's prompts: `.txt`, one a line; else JSON lines, each `{"prompt": text}` or `{"messages": [...]}`.
-
-    Errors: `UsageError` for a file that cannot be read, `ContentError` with the line for one that is no prompt.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"prompts {str(path)!r} cannot be read: {err}") from None
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise ContentError(f"prompts {str(path)!r}: the file holds no prompt")
-    if path.suffix == ".txt":
-        return [line for _, line in lines]
-    return [_prompt(line, f"{path.name}:{i}") for i, line in lines]
-
-
-def _prompt(line: str, where: str) -> Prompt:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as err:
-        raise ContentError(f"{where}: not JSON: {err}") from None
-    if isinstance(row, str):
-        return row
-    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
-        return row["prompt"]
-    if isinstance(row, dict) and _is_chat(row.get("messages")):
-        return row["messages"]
-    raise ContentError(f'{where}: wanted {{"prompt": text}} or {{"messages": [{{"role": ..., "content": ...}}]}}')
-
-
-def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and len(messages) > 0
-        and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-            for m in messages
-        )
-    )
+#: category -> what its items hold; `env_id` of their rollouts.
+CATEGORIES: dict[str, str] = {
+    "prose": "English: stories, letters, explanations, dialogue",
+    "latex": "formulas, theorems, tables, drawings",
+    "code": "Python, C, Rust, JavaScript, SQL, shell, Haskell, Go, HTML",
+    "json": "JSON, JSON Schema, YAML, CSV",
+    "tools": "tool definitions, calls and their results",
+    "chinese": "simplified and traditional",
+    "japanese": "kanji with both kana, plain and polite",
+    "korean": "Hangul, plain and polite",
+    "arabic": "with and without vowel signs",
+    "hindi": "Devanagari",
+    "mixed": "several scripts in one text, both directions",
+    "emoji": "joined families, skin tones, flags, keycaps, variation selectors",
+    "combining": "composed and decomposed forms of one text, stacked marks, jamo",
+    "control": "control characters, zero-width characters, spaces of every width",
+    "runs": "long runs of spaces, digits and signs; logs and tables",
+    "rare": "rare tokens, and one token over and over",
+    "specials": "text that looks like special tokens",
+    "certain": "the next token is all but forced: counting, the alphabet, copies",
+    "entropy": "nothing helps to guess the next token: random strings, open questions",
+    "brief": "replies of one token, and empty ones",
+    "chat": "several turns",
+    "long-reply": "replies of 1k tokens and more",
+    "long-context": "contexts of 1k tokens up to the model's limit",
+}

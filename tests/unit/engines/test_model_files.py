@@ -10,7 +10,7 @@ import pytest
 
 from onepolicy import models
 from onepolicy.engines.base import digest_arrays
-from onepolicy.engines.model_files import model_facts, tokenizer_digest, weights_digest
+from onepolicy.engines.model_files import model_facts, stored_dtypes, tokenizer_digest, weights_digest
 from onepolicy.errors import EngineError
 
 
@@ -56,6 +56,29 @@ def test_facts_of_the_packaged_model() -> None:
     facts = model_facts(Path(models.path("tiny")))
     assert facts["architecture"] == "LlamaForCausalLM" and facts["vocab_size"] == 512
     assert all(len(facts[f"{what}_digest"]) == 16 for what in ("weights", "config", "tokenizer"))
+
+
+def test_what_the_files_hold_is_read_from_their_headers(tmp_path: Path) -> None:
+    a = np.ones(4, dtype=np.float32)
+    write(tmp_path / "model-1.safetensors", {"a": a})
+    assert stored_dtypes(tmp_path) == {"float32"}
+    header = {"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+    header |= {"c": {"dtype": "I8", "shape": [4], "data_offsets": [4, 8]}}
+    head = json.dumps(header).encode()
+    (tmp_path / "model-2.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+    assert stored_dtypes(tmp_path) == {"float32", "bfloat16", "i8"}
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    assert model_facts(tmp_path)["stored_dtype"] == "mixed"
+    assert model_facts(Path(models.path("tiny")))["stored_dtype"] == "bfloat16"
+
+
+def test_the_configs_digest_is_of_what_is_used(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"a": np.ones(4, dtype=np.float32)})
+    (tmp_path / "config.json").write_text('{"vocab_size": 9, "rms_norm_eps": 1e-6}')
+    plain, same, other = (
+        model_facts(tmp_path, overrides)["config_digest"] for overrides in (None, {}, {"rms_norm_eps": 1e-5})
+    )
+    assert plain == same != other
 
 
 def test_a_tokenizers_spacing_does_not_matter_and_its_meaning_does(tmp_path: Path) -> None:

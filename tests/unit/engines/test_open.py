@@ -45,7 +45,7 @@ def test_a_spec_reads_and_writes_itself() -> None:
         ("hf:tinny", "is no directory and no packaged model (tiny)"),
         ("vllm:tests", "holds no config.json and no *.safetensors"),
         ("vllm:README.md", "is a file; wanted a model directory"),
-        ("hf:tiny?batch_size=0", "batch_size must be at least 1"),
+        ("hf:tiny?batch_size=0", "at least 1"),
         ("recorded:no/such.parquet", "there is no file 'no/such.parquet'"),
     ],
 )

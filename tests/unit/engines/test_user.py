@@ -108,9 +108,11 @@ def test_semantics_are_declared_by_somebody_and_never_guessed() -> None:
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     with open_engine("callable:user_scorers:good?semantics=raw") as engine:
-        assert engine.score(rollouts("processed", **neutral)).semantics == "raw"
-        with pytest.raises(UsageError, match=r"record 0: its log-probs are 'processed' \(temperature 0\.7"):
-            engine.score(rollouts("processed", **(neutral | {"temperature": 0.7})))
+        for temperature in (1.0, 0.7):  # where the meanings differ, it scores, and says its own: the verdict says so
+            out = engine.score(rollouts("processed", **(neutral | {"temperature": temperature})))
+            assert out.semantics == "raw" and out.logprobs.values.tolist() == [0.0, -0.5, -0.25, 0.0, -0.25]
+        with pytest.raises(UsageError, match="logprob_semantics not declared"):
+            engine.score(rollouts(None))
     with open_engine("callable:user_scorers:good") as engine:
         assert engine.score(rollouts("temperature", temperature=0.7)).semantics == "temperature"
         with pytest.raises(UsageError, match="logprob_semantics not declared"):
@@ -118,6 +120,49 @@ def test_semantics_are_declared_by_somebody_and_never_guessed() -> None:
         for refused in (lambda: engine.encode(["x"]), lambda: engine.decode([1])):
             with pytest.raises(UsageError, match="it has no tokenizer"):
                 refused()
+
+
+def five() -> Rollouts:
+    """Five sequences whose lengths are in no order."""
+    lengths = [3, 5, 2, 1, 4]
+    ids = np.arange(15, dtype=np.int32)
+    records = {"logprob_semantics": column_values("logprob_semantics", ["raw"] * 5)}
+    return Rollouts(np.concatenate([[0], np.cumsum(lengths)]), {"token_ids": Values(ids)}, records)
+
+
+@pytest.mark.parametrize(("size", "seen"), [(0, [5] * 5), (1, [1] * 5), (2, [2, 2, 2, 2, 1])])
+def test_batch_size_is_how_many_sequences_a_call_gets(size: int, seen: list[int]) -> None:
+    given = five()
+    with open_engine("callable:user_scorers:how_many", in_process=True) as engine:
+        out = engine.score(given, using={"batch_size": size})
+        assert engine.fingerprint()["batch_size"] == 0 and out.fingerprint["batch_size"] == size
+    last = given.offsets[1:] - 1
+    told = given.lengths > 1
+    assert out.logprobs.values[last].tolist() == np.where(told, -np.array(seen, dtype=float), 0.0).tolist()
+
+
+def test_reverse_shows_a_scorer_that_keeps_no_order() -> None:
+    """One that sorts by length and forgets to sort back gives the right number of columns, of the wrong sequences."""
+    given = five()
+    with open_engine("callable:user_scorers:good", in_process=True) as engine:
+        plain, reverse = engine.score(given), engine.score(given, using={"reverse": True})
+    assert np.array_equal(plain.logprobs.values, reverse.logprobs.values)
+    assert reverse.fingerprint["reverse"] is True and plain.fingerprint["reverse"] is False
+    same = five().take([1, 1, 1])  # of one length, or its columns would not fit at all
+    same = Rollouts(same.offsets, {"token_ids": Values(np.arange(15, dtype=np.int32)[::-1].copy())}, same.records)
+    with open_engine("callable:user_scorers:sorted_by_ids", in_process=True) as engine:
+        plain, reverse = engine.score(same), engine.score(same, using={"reverse": True})
+        with pytest.raises(ContentError, match="values for 3 tokens"):
+            engine.score(given.take([0, 2]), using={"reverse": False})
+    assert not np.array_equal(plain.logprobs.values, reverse.logprobs.values)
+
+
+def test_live_switches_are_checked() -> None:
+    with open_engine("callable:user_scorers:good", in_process=True) as engine:
+        with pytest.raises(UsageError, match="batch_size=-1, wanted at least 0"):
+            engine.score(five(), using={"batch_size": -1})
+        with pytest.raises(UsageError, match="'dtype' cannot change while it runs; live switches: batch_size, reverse"):
+            engine.score(five(), using={"dtype": "float32"})
 
 
 @pytest.mark.parametrize(("function", "how"), [("leaves", "exit code 0"), ("crashes", "SIGSEGV")])

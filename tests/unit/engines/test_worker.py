@@ -149,11 +149,34 @@ def test_a_worker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch)
         WorkerEngine(OddEngine, "here", {})
 
 
-def test_an_interpreter_without_onepolicy_is_one_clear_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("No module named 'numpy'", r"has no numpy; install it there: .*/python -m pip install numpy"),
+        ("/usr/bin/python: No module named onepolicy", r"has no onepolicy; .*/python -m pip install onepolicy==\d"),
+        ("No module named onepolicy.engines.worker_main", r"has no onepolicy with this worker \(another version\); "),
+        ("Unknown option: -P", r"/python is older than Python 3\.11; make an environment with a newer one"),
+    ],
+)
+def test_an_environment_that_lacks_something_says_what_to_install(
+    printed: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'No module named onepolicy'\nexit 1\n")
+    python.write_text(f'#!/bin/sh\necho "{printed}"\nexit 1\n')
     python.chmod(0o755)
-    with pytest.raises(EngineDied, match=r"exit code 1 during start.*'No module named onepolicy'"):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with pytest.raises(UsageError, match=says) as caught:
+        WorkerEngine(OddEngine, "here", {}, python=str(python))
+    assert "\n" not in str(caught.value) and list(scratch.iterdir()) == []
+
+
+def test_an_interpreter_that_says_nothing_known_shows_its_last_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'Killed by policy'\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineDied, match=r"exit code 1 during start.*'Killed by policy'"):
         WorkerEngine(OddEngine, "here", {}, python=str(python), log=tmp_path / "log")
 
 

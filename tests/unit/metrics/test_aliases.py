@@ -38,13 +38,16 @@ def test_terms_that_share_a_key_are_the_same_formula() -> None:
     import numpy as np
 
     from onepolicy.arrays import NUMPY
+    from onepolicy.metrics.floor import BUCKETS
     from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens
 
-    a = np.linspace(-3, -0.1, 7)
+    n = 2 * len(BUCKETS)  # two tokens in each stretch of positions
+    a = np.linspace(-3, -0.1, n)
     more = {k: np.abs(a) for k in ("a_entropy", "a_varentropy", "b_entropy", "b_varentropy")}
+    more |= {k: np.abs(a) + i for i, k in enumerate(("gap_z2", "gap_n", "floor_z2", "floor_n"))}
     exact = dict.fromkeys(("kl_ab", "kl_ba", "js", "tv"), a)
-    tokens = Tokens(a, a * 1.1, **more, exact=exact)
-    rows = Sequences(np.arange(1.0, 8.0), {k: np.abs(a) for k in SEQUENCE_TERMS})
+    tokens = Tokens(a, a * 1.1, **more, position=np.repeat(BUCKETS, 2) + np.tile([0, 1], n // 2), exact=exact)
+    rows = Sequences(np.arange(1.0, n + 1), {k: np.abs(a) for k in SEQUENCE_TERMS})
     seen: dict[str, np.ndarray] = {}
     for m in METRICS.values():
         for name, key in m.term_keys().items():

@@ -9,12 +9,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from full import REPORTS, checked
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SCENARIOS
 
 from onepolicy.errors import ContentError
 from onepolicy.report.json import from_json, to_json
+from onepolicy.sums import Sums
 from onepolicy.types import Report
 
 
@@ -46,6 +48,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_any_context_comes_back(context: dict):
     report = replace(scenario("undecided"), context=context)
@@ -59,10 +62,41 @@ def test_numpy_numbers_and_tuples_are_written_as_numbers_and_lists():
     assert back == {"n": 3, "x": 0.5, "pair": [1, 2]}
 
 
+@pytest.mark.parametrize("what", REPORTS)
+def test_legs_and_floor_come_back_the_same(what: str):
+    report = REPORTS[what]()
+    text = to_json(report)
+    back = from_json(text)
+    assert to_json(back) == text
+    assert back.floor == report.floor
+    assert repr(back.legs) == repr(report.legs)  # NaN is not equal to itself
+    again = [Sums.from_dict(x.sums) for x in back.legs if x.sums is not None]
+    assert again and again == [Sums.from_dict(x.sums) for x in report.legs if x.sums is not None]
+
+
+def test_a_report_from_before_legs_and_floor_still_reads():
+    data = json.loads(to_json(scenario("undecided")))
+    assert data.pop("legs") == [] and data.pop("floor") is None
+    back = from_json(json.dumps(data))
+    assert (back.legs, back.floor) == ((), None)
+    assert to_json(back) == to_json(scenario("undecided"))
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_any_facts_of_a_leg_come_back(facts: object):
+    leg = replace(checked().legs[0], facts={"found": facts})
+    back = from_json(to_json(replace(scenario("undecided"), legs=(leg,))))
+    assert repr(back.legs[0].facts) == repr(leg.facts)
+
+
 def broken(**changes: object) -> str:
     data = json.loads(to_json(scenario("undecided")))
     return json.dumps({**data, **changes})
 
+
+LEG = json.loads(to_json(replace(scenario("undecided"), legs=checked().legs[-1:])))["legs"][0]
+FLOOR = json.loads(to_json(replace(scenario("undecided"), floor=checked().floor)))["floor"]
 
 BAD = {
     "empty": ("", "not JSON"),
@@ -96,6 +130,21 @@ def test_what_is_no_report_is_refused_in_one_line(what: str):
         ({"gates": [[]]}, "gates[0] is a list, wanted a dict"),
         ({"context": None}, "context is a NoneType"),
         ({"sums": {}}, "not saved sums"),
+        ({"legs": None}, "legs is a NoneType, wanted a list"),
+        ({"legs": [3]}, "legs[0] is a int, wanted a dict"),
+        ({"legs": [{}]}, "legs[0].key is a NoneType"),
+        ({"legs": [{**LEG, "question": "why"}]}, "legs[0].question is 'why', wanted one of same function"),
+        ({"legs": [{**LEG, "ran": "maybe"}]}, "legs[0].ran is 'maybe', wanted one of run, not run, failed"),
+        ({"legs": [{**LEG, "outcome": "fine"}]}, "legs[0].outcome is 'fine'"),
+        ({"legs": [{**LEG, "sums": {}}]}, "legs[0].sums: these are not saved sums"),
+        ({"legs": [{**LEG, "sums": [1]}]}, "legs[0].sums is a list, wanted a dict"),
+        ({"legs": [{**LEG, "facts": []}]}, "legs[0].facts is a list, wanted a dict"),
+        ({"legs": [{**LEG, "gates": {}}]}, "legs[0].gates is a dict, wanted a list"),
+        ({"floor": []}, "floor is a list, wanted a dict"),
+        ({"floor": {**FLOOR, "source": "guessed"}}, "floor.source is 'guessed', wanted one of measured"),
+        ({"floor": {**FLOOR, "rms": "0.1"}}, "floor.rms is a str, wanted a number"),
+        ({"floor": {**FLOOR, "scale": [[0, 1]]}}, "floor.scale[0] has 2 values, wanted 4"),
+        ({"floor": {**FLOOR, "variants": [{"a": "x"}]}}, "floor.variants[0].b is a NoneType"),
     ],
 )
 def test_a_field_of_another_kind_is_refused_with_its_place(changes: dict, said: str):
@@ -109,6 +158,13 @@ def test_sums_of_an_unknown_view_are_refused():
     data["sums"]["view"] = "drawm"
     with pytest.raises(ContentError, match=r"sums\.view is 'drawm', wanted one of drawn, loss, fixed"):
         from_json(json.dumps(data))
+
+
+def test_sums_of_a_leg_with_an_unknown_view_are_refused():
+    leg = json.loads(to_json(checked()))["legs"][1]
+    leg["sums"]["view"] = "drawm"
+    with pytest.raises(ContentError, match=r"legs\[0\]\.sums\.view is 'drawm', wanted one of drawn, loss, fixed"):
+        from_json(broken(legs=[leg]))
 
 
 def test_a_finding_of_a_later_version_is_refused():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from full import HOSTILE, REPORTS, checked, other_leg, poisoned
 from rich.cells import cell_len
 from scenarios import SCENARIOS, batch, judged
 
 from onepolicy.errors import MissingExtra
 from onepolicy.report import RENDERERS
 from onepolicy.report.text import escaped, render
-from onepolicy.types import Finding, Outcome, Report, Severity
+from onepolicy.types import Finding, Gate, Outcome, Question, Report, Severity
 
 
 @cache
@@ -30,7 +32,8 @@ def healthy() -> Report:
 @pytest.mark.parametrize("width", [78, 100])
 def test_it_is_one_screen_and_fits_the_width(code: str, width: int):
     lines = render(scenario(code), width=width).splitlines()
-    assert len(lines) <= (58 if width < 80 else 52)
+    room = 28 if scenario(code).legs else 0
+    assert len(lines) <= (58 if width < 80 else 53) + room
     assert max(map(cell_len, lines)) <= width
     assert lines[0].split()[0] == scenario(code).outcome.value.upper()
 
@@ -71,42 +74,17 @@ def test_without_colours_there_is_no_escape_character():
     assert "\x1b[" in render(healthy(), color=True)
 
 
-HOSTILE = {
-    "terminal codes": "\x1b[2J\x1b]0;owned\x07",
-    "markup": "[red]x[/red] [link=http://e]y[/link]",
-    "newlines": "a\nb\r\nc\td",
-    "other direction": "abc\u202edef\u2066x",
-    "invisible": "a\u200bb\ufeffc",
-    "half a character": "\ud800",
-    "wide": "漢字" * 200,
-    "long": "x" * 10_000,
-    "combining": "e" + "\u0301" * 500,
-}
-
-
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("color", [False, True])
-def test_hostile_rollout_text_stays_text(what: str, color: bool):
-    bad = HOSTILE[what]
-    token = {
-        "record": bad, "position": 3, "before": bad, "token": bad, "after": bad, "sampler": -1.0, "scorer": -2.0
-    }  # fmt: skip
-    found = Finding("undecided", Severity.INFO, Outcome.INCONCLUSIVE, bad, place=bad, rivals=(bad,), advice=bad)
-    report = replace(
-        healthy(),
-        findings=(found,),
-        fingerprints={bad: {"engine": bad, "model": bad, "versions": {bad: bad}}},
-        context={**healthy().context, "tokens": [token], "scores": bad},
-        preset=bad,
-    )
-    text = render(report, width=100, color=color)
+def test_hostile_text_stays_text(what: str, color: bool):
+    text = render(poisoned(HOSTILE[what]), width=100, color=color)
     plain = text
     if color:
         assert "\x1b]" not in text and "\x1b[2J" not in text
         plain = "".join(part.partition("m")[2] if i else part for i, part in enumerate(text.split("\x1b[")))
     assert all(c == "\n" or c.isprintable() for c in plain)
     assert max(map(cell_len, plain.splitlines())) <= 100
-    assert len(plain.splitlines()) <= 90
+    assert len(plain.splitlines()) <= 130
     if what == "markup":
         assert "[red]x[/red]" in text
 
@@ -160,3 +138,104 @@ def test_without_rich_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_the_table_of_renderers_gives_text():
     for name, renderer in RENDERERS.items():
         assert isinstance(renderer(healthy()), str), name
+
+
+# -- a check with legs and a floor -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", REPORTS)
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_whole_check_fits_the_width(what: str, width: int):
+    lines = render(REPORTS[what](), width=width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) <= (135 if width < 80 else 105)
+    assert lines[0].split()[0] == REPORTS[what]().outcome.value.upper()
+
+
+def test_a_healthy_check_stays_readable():
+    assert len(render(checked()).splitlines()) <= 76
+
+
+def section(text: str, title: str) -> str:
+    """The lines of one section of the screen."""
+    return text.split(f"\n{title}  ")[1].split("\n\n")[0]
+
+
+def test_the_order_of_the_sections():
+    text = render(checked())
+    titles = ["Findings", "Bounds", "What the gap does", "Legs", "Gap by position", "Gap ", "Worst tokens", "Next"]
+    places = [text.index(f"\n{t}") for t in titles]
+    assert places == sorted(places)
+
+
+def test_the_legs_stand_by_question():
+    lines = section(render(checked()), "Legs").splitlines()
+    told = [line.split()[0] for line in lines if line.startswith("    ")]
+    assert told == [x.key for x in checked().legs if x.ran == "run" and x.key != "contract"] + ["contract"]
+    assert [line.strip() for line in lines if line.strip() in list(Question)] == [
+        "same function",
+        "rounding",
+        "meaning",
+    ]
+    path = next(line for line in lines if "sampler-path" in line)
+    assert re.search(r"prefill against decode by forced ids +10,176 +0\.0\d+ +0\.\d+ +1\.?\d* +pass", path)
+
+
+def test_legs_that_were_not_run_stand_by_reason():
+    text = " ".join(section(render(checked()), "Legs").split())
+    assert "not run: sampler-load (engine 'vllm' is no server);" in text
+    assert "reference-sampler, reference-scorer (no --reference was named)" in text
+    failed = " ".join(section(render(REPORTS["float32 failed"]()), "Legs").split())
+    assert "failed: same-function (out of memory: float32 needs 3.1 GiB, 2.0 GiB are free)" in failed
+
+
+def test_a_leg_that_is_open_says_why():
+    gate = Gate(
+        "gap_over_floor/rms", 1.5, "required", Outcome.INCONCLUSIVE, 1.0, None, 150, 9.0, why="150 tokens of 200"
+    )
+    text = render(other_leg(checked(), "sampler-batch", outcome=Outcome.INCONCLUSIVE, gates=(gate,)))
+    assert "sampler-batch: gap_over_floor/rms 150 tokens of 200" in text
+
+
+def test_only_alarms_that_were_raised_are_bounds():
+    assert "_from_" not in section(render(checked()), "Bounds")
+    late = section(render(REPORTS["a late fault"]()), "Bounds")
+    assert re.findall(r"gap_over_floor_from_(\d+)/rms", late) == ["64", "128"]
+    everywhere = section(render(REPORTS["a fault"]()), "Bounds")
+    assert "alarms at 2 more stretches of positions: see below" in everywhere
+
+
+def test_positions_have_only_stretches_with_tokens():
+    text = section(render(checked()), "Gap by position")
+    assert re.findall(r"[\d,]+ to [\d,]+", text) == ["0 to 15", "64 to 127", "16 to 31", "128 to 255", "32 to 63"]
+    assert re.search(r"0 to 15 +960 0\.03\d+ +1?0?\.\d+ \[0\.\d+, 1\.\d+\]", text)
+    plain = section(render(healthy()), "Gap")
+    assert re.search(r"RMS at positions 0 to 15: 0\.0\d+ · 16 to 31: 0\.0\d+", plain)
+
+
+def test_what_the_contract_leg_found():
+    said = "contract: applied: temperature=0.7, top_p=0.8; not told apart: min_p"
+    assert said in render(checked())
+    found = {"old and current": {"tokens": 10, "ratio": 1.0}}
+    step = replace(checked().legs[0], key="step-0", facts=found)
+    assert "step-0, old and current: tokens 10, ratio 1" in render(replace(checked(), legs=(step,)))
+
+
+def test_whose_gap_it_is():
+    text = " ".join(render(checked()).split())
+    assert "whose gap: of the squared gap sampler 53%, scorer 47%; their errors 0.0412 and 0.0388 nats RMS" in text
+    assert "against the scorer in float32, correlation 0.05" in text
+    none = replace(checked(), context={k: v for k, v in checked().context.items() if k != "ownership"})
+    assert "whose gap" not in render(none)
+
+
+def test_the_suite_and_the_floor_are_named():
+    text = render(checked())
+    assert "suite    default 1 · 64 prompts · 40 texts · 2 left out" in text
+    assert re.search(r"floor    measured 0\.03\d+ nats RMS \(0\.03\d+ to 0\.03\d+\) · full forward, KV decode,", text)
+    assert "floor    " not in render(REPORTS["no floor"]())
+
+
+def test_a_report_with_legs_alone_renders():
+    text = render(replace(healthy(), legs=checked().legs))
+    assert "Same function: yes" in text and "Legs" in text
