@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
+from pathlib import Path
 
 import torch
 import train_tiny
@@ -89,6 +91,13 @@ def optimizers_for(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     ]
 
 
+def name_experts(directory: Path) -> None:
+    """Write `num_experts` beside `num_local_experts`, for readers that know the older name alone."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"num_experts": EXPERTS}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Train, round and export."""
     chosen = train_tiny.arguments(__doc__, OUT, STEPS)
@@ -99,6 +108,7 @@ def main() -> None:
     train_tiny.train(model, stream, optimizers_for(model), chosen, loss_of)
     train_tiny.round_weights(model)
     train_tiny.export(model, tokenizer, chosen.out)
+    name_experts(chosen.out)
 
 
 if __name__ == "__main__":

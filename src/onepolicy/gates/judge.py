@@ -74,9 +74,18 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
 def judge_bounds(sums: Sums, preset: Preset, measurements: Mapping[str, Measurement]) -> list[Gate]:
     """Every bound of the preset as a `Gate`; bounds that fixed texts cannot have are left out."""
     applicable = [b for b in preset.bounds if _applies(b, sums)]
-    gates = [_gate(b, sums, measurements) for b in applicable]
-    tested = {str(i): g.p_value for i, g in enumerate(gates) if g.p_value is not None and not _is_surprisal(g)}
-    rejected = holm(tested)
+    family = sum(b.when != "alarm" and METRICS[b.metric].reducer not in ("max", "min") for b in applicable)
+    gates = [_gate(b, sums, measurements, max(family, 1)) for b in applicable]
+    # alarms are a family of their own: many of them must not make the bounds blunt
+    rejected = set[str]()
+    for alarm in (False, True):
+        rejected |= holm(
+            {
+                str(i): g.p_value
+                for i, g in enumerate(gates)
+                if g.p_value is not None and not _is_surprisal(g) and (g.when == "alarm") is alarm
+            }
+        )
     gates = [replace(g, outcome=Outcome.DRIFT, why="") if str(i) in rejected else g for i, g in enumerate(gates)]
     gates = [_alarm(g) for g in gates]
     numeric = any(g.outcome is Outcome.DRIFT and not _is_surprisal(g) for g in gates)
@@ -109,7 +118,8 @@ def _is_surprisal(gate: Gate) -> bool:
     return gate.metric.startswith("surprisal_")
 
 
-def _gate(bound: Bound, sums: Sums, measurements: Mapping[str, Measurement]) -> Gate:
+def _gate(bound: Bound, sums: Sums, measurements: Mapping[str, Measurement], family: int) -> Gate:
+    """One bound, held against its measurement. `family`: how many are tested together."""
     m = measurements.get(bound.metric)
     if (m is None or m.value is None) and bound.otherwise:
         m = measurements.get(bound.otherwise)
@@ -126,7 +136,7 @@ def _gate(bound: Bound, sums: Sums, measurements: Mapping[str, Measurement]) -> 
         return _surprisal_gate(gate, measurements)
     if METRICS[m.metric].reducer in ("max", "min"):
         return _maximum_gate(gate, m, bound)
-    return _interval_gate(gate, m, bound, sums)
+    return _interval_gate(gate, m, bound, sums, family)
 
 
 def _maximum_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
@@ -137,7 +147,7 @@ def _maximum_gate(gate: Gate, m: Measurement, bound: Bound) -> Gate:
     return _passed_unless_short(gate, m, bound)
 
 
-def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate:
+def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums, family: int) -> Gate:
     """Limits, test and what would decide, on the metric's own scale."""
     assert m.value is not None
     if m.why:
@@ -160,7 +170,9 @@ def _interval_gate(gate: Gate, m: Measurement, bound: Bound, sums: Sums) -> Gate
     if bound.absolute and m.scale == "linear":  # as far on the other side of zero would have been a violation too
         p = min(1.0, p + _p_value(distance + 2 * bound.at_most, m.std_error, df))
     width = t_quantile(CONFIDENCE, df) * m.std_error
-    gate = replace(gate, limit=limit, p_value=p, smallest_seen=_smallest(m, bound, width))
+    # what would be called at the first, strictest step of Holm's procedure
+    strict = t_quantile(1 - (1 - CONFIDENCE) / family, df) * m.std_error
+    gate = replace(gate, limit=limit, p_value=p, smallest_seen=_smallest(m, bound, strict))
     if limit <= bound.at_most:
         return _passed_unless_short(gate, m, bound)
     times = (width / distance) ** 2 if distance else math.inf
