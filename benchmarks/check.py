@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from onepolicy.check import check
+from onepolicy.check import Choices, check
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.open import open_engine
 from onepolicy.record import record_rollouts
@@ -22,7 +22,7 @@ def main() -> None:
     recorded = time.perf_counter() - began
     bare_score = _bare_score(rollouts)
     began = time.perf_counter()
-    report, _ = check(rollouts, SCORER)
+    report, _ = check(rollouts, SCORER, choices=Choices(legs=()))
     checked = time.perf_counter() - began
     print(f"record and check of {rollouts.n_tokens:,} tokens, {SAMPLER} against {SCORER}: {report.outcome}")
     rows = (("record", recorded, "generate", bare_sample), ("check", checked, "forward", bare_score))

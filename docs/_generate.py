@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from onepolicy import schema
+from onepolicy.cli.explain import SPECIAL_ROWS, joined_bounds, leg_rows, stretch
 from onepolicy.codes import CODES, page
 from onepolicy.engines import ENGINES
 from onepolicy.engines.base import Switch
@@ -19,9 +21,12 @@ from onepolicy.gates import PRESETS
 from onepolicy.gates.bounds import Bound, load
 from onepolicy.gates.judge import SURPRISAL_LEVEL, TAIL_TOKENS
 from onepolicy.intervals import CONFIDENCE
+from onepolicy.legs import LEGS, SPECIAL
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.aliases import ALIASES
+from onepolicy.metrics.floor import BUCKETS
 from onepolicy.metrics.tail import WITHHOLD_ABOVE
+from onepolicy.sums import Metric
 
 HERE = Path(__file__).resolve().parent
 
@@ -62,8 +67,10 @@ _PROCEDURE = f"""\
 # Presets
 
 A preset is a set of bounds, each with its source and date. The default is the preset of the coarser of the two declared
-dtypes; where one side declares none, there is no default, and `--bounds` must name one. Your own bounds are a TOML file
-of the same form, `--bounds mine.toml`:
+dtypes; where one side declares none, there is no default, and `--bounds` must name one. Where a check could measure
+what rounding alone does, the default is `floor` besides: a gap must be of that size, *and* within the absolute bounds.
+Legs have presets of their own: `function` in float32, `again` for an engine that is asked twice, `leg` for the others.
+Your own bounds are a TOML file of the same form, `--bounds mine.toml`:
 
 ```toml
 about = "What our launch script asks for."
@@ -71,7 +78,7 @@ about = "What our launch script asks for."
 [[bound]]
 metric = "kl_sampler_scorer_k3/mean"   # any key of the metrics page, or another stack's name for it
 at_most = 0.005
-when = "required"                      # or "if_measured"
+when = "required"                      # or "if_measured", or "alarm": it can only make drift
 min_tokens = 2000                      # fewer cannot pass
 source = "our last three healthy runs"
 date = 2026-11-30
@@ -107,16 +114,37 @@ _ENGINES = """\
 On the command line: `name:target?key=value&key=value`, in quotes where the shell would read `?` and `&`. Heavy engines
 run in a child process, one configuration each. Engines of other packages come through the entry point group
 `onepolicy.engines`.
+
+A switch that is *live* can be another at each scoring, without a new start of the engine: [legs](legs.md) change one of
+them and score the same ids again.
 """
 
 _FAULTS = """
 ### Faults of `fake`
 
 `?fault=NAME` shows what a verdict on it looks like, without a model. `weights` and `forward` change the model itself,
-`draw` what is drawn, `report` and `record` only what is told.
+`draw` what is drawn, `report` and `record` only what is told; `score` acts when given ids are scored, at some live
+switches only; `process` gives no numbers at all.
 
 | fault | where | what it does |
 |---|---|---|
+"""
+
+
+_LEGS = """\
+---
+orphan: true
+---
+
+# Legs
+
+A leg scores the same ids twice and changes one factor, so what differs is that factor's. `check` runs every leg that
+the two engines can; `--legs` and `--skip` choose. `onepolicy explain LEG` prints one.
+
+- *Same function*: both engines in float32, where sound ones agree to about 1e-5 and a wrong setting stands out.
+- *Rounding*: in production precision; what differs must be of the size that other kernels of one engine show.
+- A leg that an engine has no switch for is listed as not run, and leaves nothing open. One that was tried and failed
+  leaves its question open.
 """
 
 
@@ -140,9 +168,9 @@ def _row(name: str) -> str:
 def metrics_markdown() -> str:
     """docs/metrics.md, from `METRICS` and `ALIASES`."""
     rows = [
-        f"| `{m.key}` | {m.level} | {_cell(m.formula)} | {m.unit} | {'' if m.ideal is None else f'{m.ideal:g}'} | "
+        f"| `{key}` | {m.level} | {_cell(formula)} | {m.unit} | {'' if m.ideal is None else f'{m.ideal:g}'} | "
         f"{_cell(m.source)} |"
-        for m in METRICS.values()
+        for key, formula, m in _metric_rows()
     ]
     names = [
         f"| `{name}` | {a.origin} | `{a.metric}` | {'yes' if a.exact else 'no'} | {_cell(a.note)} |"
@@ -159,6 +187,17 @@ def metrics_markdown() -> str:
     )
 
 
+def _metric_rows() -> list[tuple[str, str, Metric]]:
+    """(key, formula, metric); the stretches of positions of one metric as one row."""
+    lows = f"N to the next (N = 0 and powers of two from {BUCKETS[1]} to {BUCKETS[-1]})"
+    rows: dict[str, tuple[str, str, Metric]] = {}
+    for m in METRICS.values():
+        key = stretch(m.key)
+        formula = m.formula if key == m.key else re.sub(r"positions .*", f"positions {lows}", m.formula)
+        rows.setdefault(key, (key, formula, m))
+    return list(rows.values())
+
+
 def presets_markdown() -> str:
     """docs/presets.md, from the TOML files."""
     parts = [_PROCEDURE]
@@ -167,15 +206,15 @@ def presets_markdown() -> str:
         parts.append(f"\n## {name}\n\n{preset.about}\n\n| bounded | at most | when | tokens | source | date |\n")
         parts.append("|---|---|---|---|---|---|\n")
         parts += [
-            f"| {_bounded(b)} | {b.at_most:g} | {b.when} | {b.min_tokens or ''} | {_cell(b.source)} | {b.date} |\n"
-            for b in preset.bounds
+            f"| {_bounded(m, b)} | {b.at_most:g} | {b.when} | {b.min_tokens or ''} | {_cell(b.source)} | {b.date} |\n"
+            for m, b in joined_bounds(preset.bounds)
         ]
     return "".join(parts)
 
 
-def _bounded(bound: Bound) -> str:
+def _bounded(metric: str, bound: Bound) -> str:
     """What is held against the bound: the metric, or its size, or what stands in for it."""
-    name = f"size of `{bound.metric}`" if bound.absolute else f"`{bound.metric}`"
+    name = f"size of `{metric}`" if bound.absolute else f"`{metric}`"
     return f"{name} (else `{bound.otherwise}`)" if bound.otherwise else name
 
 
@@ -202,7 +241,28 @@ def _about(module: ModuleType) -> str:
 def _switch_row(key: str, switch: Switch) -> str:
     default = f"`{switch.default}`" if switch.default != "" else ""
     choices = ", ".join(f"`{c}`" for c in switch.choices if c)
-    return f"| `{key}` | {default} | {choices} | {_cell(switch.meaning)} |\n"
+    live = " *live*" if switch.live else ""
+    return f"| `{key}`{live} | {default} | {choices} | {_cell(switch.meaning)} |\n"
+
+
+def legs_markdown() -> str:
+    """docs/legs.md, from the tables of legs."""
+    table = "| leg | compares | finds | needs |\n|---|---|---|---|\n"
+    parts = [_LEGS]
+    for question in dict.fromkeys(leg.question for leg in LEGS.values()):
+        parts.append(f"\n## {question.value.capitalize()}\n\n{table}")
+        parts += [_leg_row(key, leg_rows(leg), leg.code) for key, leg in LEGS.items() if leg.question is question]
+    parts.append(f"\n## Meaning and staleness\n\n{table}")
+    parts += [
+        _leg_row(key, {"compares": said, **SPECIAL_ROWS[key]}, SPECIAL_ROWS[key]["finds"])
+        for key, said in SPECIAL.items()
+    ]
+    return "".join(parts)
+
+
+def _leg_row(key: str, rows: Mapping[str, str], code: str) -> str:
+    finds = f"[{code}](codes.md#{code})" if code else "it informs"
+    return f"| `{key}` | {_cell(rows['compares'])} | {finds} | {_cell(rows['needs'])} |\n"
 
 
 def codes_markdown() -> str:
@@ -232,6 +292,7 @@ PAGES = {
     "presets.md": presets_markdown,
     "engines.md": engines_markdown,
     "codes.md": codes_markdown,
+    "legs.md": legs_markdown,
 }
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ ORDERS = 4  # uniform, unigram, bigram, trigram
 BUCKETS = 16  # of the trigram's context counts, by their binary logarithm
 PROMPTS = 128
 NEW_TOKENS = 128
-ROUTED_TOKENS = 16_384  # of the held-out files, from the first on
+ROUTED_WINDOWS = 32  # of the training length
 
 
 def looked_up(keys: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -131,8 +131,10 @@ def expert_shares(routed: torch.Tensor, experts: int) -> torch.Tensor:
 
 
 def routed_sample(tokenizer: Tokenizer) -> np.ndarray:
-    """The held-out tokens on which the use of experts is measured."""
-    return train_tiny.token_stream(tokenizer, train_tiny.corpus("held_out"))[:ROUTED_TOKENS]
+    """The tokens on which the use of experts is measured: windows spread evenly over the held-out files."""
+    stream, width = train_tiny.token_stream(tokenizer, train_tiny.corpus("held_out")), train_tiny.LONG_SEQUENCE
+    starts = np.linspace(0, len(stream) - width, ROUTED_WINDOWS).astype(int)
+    return np.concatenate([stream[start : start + width] for start in starts])
 
 
 @torch.inference_mode()

@@ -11,19 +11,24 @@ from onepolicy.checking import Going, is_neutral
 from onepolicy.codes import by_rank, finding
 from onepolicy.engines.texts import decoder_of
 from onepolicy.errors import EngineDied, EngineError, OnepolicyError
-from onepolicy.floor import ownership, smallest_fault
+from onepolicy.floor import equal_routes, ownership, smallest_fault
 from onepolicy.gates.bounds import Preset
 from onepolicy.gates.judge import worst
 from onepolicy.legs import LEGS, SPECIAL, contract
 from onepolicy.legs.base import On
 from onepolicy.legs.floors import floor_of, part_of
 from onepolicy.legs.plan import Planned, Task
-from onepolicy.legs.results import failed, findings_of, not_run, result_of
+from onepolicy.legs.results import failed, findings_of, kernels_of, not_run, result_of
+from onepolicy.legs.routes import behind, routes_result
 from onepolicy.legs.run import flat_index, opened
 from onepolicy.legs.step_zero import step_zero
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Finding, Floor, FloorColumns, LegResult, Question, Ran, Report, Scoring
 from onepolicy.verdict import compare, fingerprint_findings, worst_in_context
+
+
+#: The floor of each ground, with what it predicts at every token.
+Floors = dict[On, tuple[Floor | None, FloorColumns | None]]
 
 
 def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
@@ -32,20 +37,24 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     scoring, seen = _production(going)
     scored = rollouts.with_scoring("scorer", scoring)
     whole = going.production in going.done.scorings
-    floors = {on: _floor(going, on) if whole else (Floor("incomplete", "the scorer did not finish"), None)
-              for on in _grounds(going)}  # fmt: skip
+    cut: tuple[Floor | None, FloorColumns | None] = (Floor("incomplete", "the scorer did not finish"), None)
+    floors: Floors = {on: _floor(going, on) if whole else cut for on in _grounds(going)}
     floor, columns = floors["drawn"]
+    if columns is not None:
+        columns = _with_equal_routes(going, columns, scoring)
+        floors["drawn"] = (floor, columns)
     judged = scored if whole else scored.take(range(going.done.partial[going.production][1]))
     side = rollouts.scorings[pair.side]
     seen += fingerprint_findings(side.fingerprint, scoring.fingerprint)
     special, more = _special(going, scored, scoring)
     seen += more + _left_out(going)
     legs, found = _legs(going, {on: columns for on, (_, columns) in floors.items()})
+    legs = [_with_production(leg, side, scoring) for leg in legs]
     report, pairs = compare(
         judged, None, (pair.side, "scorer"), preset, pair.view, pair.reply_length, [*seen, *found],
         columns if preset is None or "gap_over_floor" in " ".join(b.metric for b in preset.bounds) else None,
     )  # fmt: skip
-    report = _with_legs(report, (*special, *legs), floor if going.floor.variants or going.floor.why else None)
+    report = _with_legs(report, (*special, *legs), floor)
     with _decoder(going) as engine:
         tokens = worst_in_context(report.sums, pairs, engine)
     return replace(report, context={**report.context, **_context(going, report, floor), "tokens": tokens}), scored
@@ -88,8 +97,24 @@ def _grounds(going: Going) -> list[On]:
     return [on for on in ("drawn", "texts") if on in going.grounds.rollouts]
 
 
-def _floor(going: Going, on: On) -> tuple[Floor, FloorColumns | None]:
+def _floor(going: Going, on: On) -> tuple[Floor | None, FloorColumns | None]:
+    if going.floor is None:
+        return None, None
     return floor_of(going.floor, going.done.scorings, going.grounds.rollouts[on], on)
+
+
+def _with_equal_routes(going: Going, columns: FloorColumns, scoring: Scoring) -> FloorColumns:
+    """A mixture model's gap is held against rounding where both engines took the same experts."""
+    sampler = _sampler_routes(going)
+    if sampler is None or scoring.routes is None:
+        return columns
+    pair = (behind(sampler, going.rollouts), behind(scoring.routes, going.rollouts))
+    return replace(columns, counted=equal_routes(*pair, len(columns.scale)))
+
+
+def _sampler_routes(going: Going) -> Any:
+    found = going.done.scorings.get(going.routes) if going.routes is not None else None
+    return None if found is None else found.routes
 
 
 # -- legs --------------------------------------------------------------------------------------------------------------
@@ -122,6 +147,9 @@ def _result(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | 
     rollouts = going.grounds.rollouts[leg.on]
     a = rollouts.scorings[going.pair.side] if planned.a is None else done.scorings[planned.a]
     floor = None if leg.bounds else _columns_for(going, planned, columns)
+    if floor is not None:  # of the leg's own two scorings
+        x, y = (behind(s.routes, rollouts) for s in (a, done.scorings[planned.b]))
+        floor = replace(floor, counted=equal_routes(x, y, rollouts.n_tokens))
     return result_of(leg, rollouts, a, done.scorings[planned.b], (_words(planned.a), _words(planned.b)), floor)
 
 
@@ -145,8 +173,16 @@ def _words(task: Task | None) -> str:
     if task is None:
         return "recorded with the draw"
     said = ", ".join(f"{k}={v}" for k, v in task.using)
-    again = ", asked again" if task.call else ""
+    again = ", asked again" if task.call > 1 else ""
     return task.config + (f" [{said}]" if said else "") + again
+
+
+def _with_production(leg: LegResult, sampler: Scoring, scorer: Scoring) -> LegResult:
+    """A float32 leg says which kernels production uses instead: it does not cover them."""
+    if "kernels" not in leg.facts:
+        return leg
+    used = ", ".join(dict.fromkeys(f"{kernels_of(x)} {x.dtype or 'dtype not declared'}" for x in (sampler, scorer)))
+    return replace(leg, facts={**leg.facts, "production_kernels": used})
 
 
 # -- the legs that are no pair of scorings -----------------------------------------------------------------------------
@@ -160,11 +196,27 @@ def _special(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[list[L
         result, more = _contract(going, rollouts, scoring)
         results.append(result)
         found += more
+    if going.asked("routes") and any(p.options.get("routes") for p in going.parties.values()):
+        result, more = routes_result(rollouts, *_routes(going, rollouts))
+        results.append(result)
+        found += more
     if going.asked("step-0"):
         result, more = step_zero(rollouts)
         results.append(result)
         found += more
     return results, found
+
+
+def _routes(going: Going, rollouts: Rollouts) -> tuple[Any, dict[str, Any], str]:
+    """(the sampler's experts, the scorer's by kernel, why there are none), each at the token that they predict."""
+    own = {
+        kernel: behind(found.routes, rollouts)
+        for kernel, task, emulates in (going.floor.variants if going.floor else ())
+        if emulates and task.on == "drawn" and (found := going.done.scorings.get(task)) and found.routes is not None
+    }
+    sampler = behind(_sampler_routes(going), rollouts)
+    side = "the sampler does not tell its experts" if sampler is None else ""
+    return sampler, own, side or "the scorer tells its experts for one kernel only"
 
 
 def _contract(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[LegResult, list[Finding]]:
@@ -206,10 +258,10 @@ def _with_legs(report: Report, legs: tuple[LegResult, ...], floor: Floor | None)
     )
 
 
-def _context(going: Going, report: Report, floor: Floor) -> dict[str, Any]:
+def _context(going: Going, report: Report, floor: Floor | None) -> dict[str, Any]:
     out: dict[str, Any] = {}
     gate = next((g for g in report.gates if g.metric == "gap_over_floor/rms"), None)
-    if gate is not None and gate.smallest_seen and gate.value is not None and floor.rms is not None:
+    if gate is not None and gate.smallest_seen and gate.value is not None and floor is not None and floor.rms:
         out["floor_fault"] = smallest_fault(gate.smallest_seen, min(gate.value, gate.smallest_seen), floor.rms)
     owned = _ownership(going, report)
     if owned:

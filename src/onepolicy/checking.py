@@ -10,8 +10,9 @@ from onepolicy.engines.base import Engine, Progress, SamplingParams
 from onepolicy.engines.semantics import Rules
 from onepolicy.errors import OnepolicyError
 from onepolicy.estimate import LEAST_CLUSTERS
+from onepolicy.gates.bounds import load
 from onepolicy.legs import LEGS, SPECIAL, contract
-from onepolicy.legs.base import Leg, Side, Want, chosen
+from onepolicy.legs.base import Leg, On, Side, Want, chosen, using_for
 from onepolicy.legs.floors import FloorPlan, plan_floor
 from onepolicy.legs.kept import Kept
 from onepolicy.legs.plan import Ground, Party, Plan, Task, configured, plan_legs
@@ -60,10 +61,12 @@ class Going:
     plan: Plan = field(default_factory=Plan)
     done: Done = field(default_factory=Done)
     grounds: Grounds = field(default_factory=lambda: Grounds({}))
-    floor: FloorPlan = field(default_factory=FloorPlan)
+    #: None: nobody asked
+    floor: FloorPlan | None = None
     probes: contract.Probes | None = None
     #: the scorer's readings of the probes, without and with each setting, or why there are none
     reading: tuple[Task, ...] = ()
+    routes: Task | None = None
     unread: str = ""
     suite: dict[str, Any] = field(default_factory=dict[str, Any])
     keep: Kept | None = None
@@ -144,13 +147,19 @@ def _plan(going: Going) -> None:
     ground = Ground(on, side is not None, neutral)
     legs = chosen({**LEGS, **SPECIAL}, going.choices.legs, going.choices.skip)
     plan_legs([leg for leg in legs if isinstance(leg, Leg)], parties, ground, plan)
-    wanted = going.choices.legs is None or any(isinstance(leg, Leg) and leg.bounds is None for leg in legs)
-    if wanted and side is not None:
-        grounds = [g for g in ("drawn", "texts") if g in on]
+    if _wants_floor(going) and side is not None:
+        grounds: list[On] = [g for g in ("drawn", "texts") if g in on]
         going.floor = plan_floor(parties, side.fingerprint, side.dtype, grounds, plan)
-    else:
-        going.floor = FloorPlan(why="its legs were not asked for")
     _plan_readings(going)
+    _plan_routes(going, neutral)
+
+
+def _wants_floor(going: Going) -> bool:
+    """Not where the pair alone was asked for, nor where it is held against bounds of the user's without a floor."""
+    if going.choices.legs is not None and not len(going.choices.legs):
+        return False
+    bounds = going.pair.bounds
+    return bounds is None or any(b.metric.startswith("gap_over_floor") for b in load(bounds).bounds)
 
 
 def is_neutral(rollouts: Rollouts) -> bool:
@@ -239,6 +248,16 @@ def _restore(going: Going, grounds: dict[str, Rollouts], noted: dict[str, Any]) 
 
 def _suite(choices: Chosen) -> Suite:
     return choices.suite if isinstance(choices.suite, Suite) else load_suite(choices.suite)
+
+
+def _plan_routes(going: Going, neutral: bool) -> None:
+    """The experts that the sampler chooses for the drawn tokens, where its engine tells them."""
+    party = going.parties.get("sampler")
+    if party is None or not party.options.get("routes") or not going.asked("routes"):
+        return
+    live = using_for(Want("sampler", using=({"path": "prefill"}, {})), party.spec.name, party.switches, party.options)
+    task = Task(party.config, tuple(sorted(live.items())), "drawn", not neutral)
+    going.routes = going.plan.add(party, task)
 
 
 def _plan_readings(going: Going) -> None:

@@ -96,7 +96,7 @@ CODES: dict[str, Code] = {
         3,
         _FAIL,
         _DRIFT,
-        "the sampler's log-probs do not mean what is declared, or not what the scorer computes",
+        "log-probs do not mean what is declared",
         "Set the flag that the message names, or declare what is really reported.",
     ),
     "placeholder-logprob": Code(
@@ -197,6 +197,13 @@ CODES: dict[str, Code] = {
         "on fixed texts the two engines differ beyond rounding",
         "See the position table and the worst texts: long contexts and rare tokens are where drawn replies do not go.",
     ),
+    "routes-differ": Code(
+        5,
+        _FAIL,
+        _DRIFT,
+        "the two engines choose other experts more often than rounding does",
+        "Replay the sampler's experts in the scorer (R3), or compute the router in float32 on both sides.",
+    ),
     "beyond-rounding": Code(
         5,
         _FAIL,
@@ -284,9 +291,7 @@ CODES: dict[str, Code] = {
         "the floor is assumed from the scorer's own error, not measured between kernels",
         "Use a scorer with more than one kernel, or --floor hf:MODEL.",
     ),
-    "texts-left-out": Code(
-        7, _INFO, _PASS, "some fixed texts are longer than the model's context", "Nothing, if that is known."
-    ),
+    "texts-left-out": Code(7, _INFO, _PASS, "part of the suite was left out", "Nothing, if that is known."),
     "not-covered": Code(7, _INFO, _PASS, "a bound was not covered by what was measured", "Nothing, if that is known."),
 }
 

@@ -271,14 +271,15 @@ def _from_sums(sums: Sums, m: Metric, heavy: bool) -> Measurement:
         n = _counted(sums, m)
         return Measurement(m.key, None, n, nonfinite, len(rows), scale=m.scale, why=f"it is {value}: not defined here")
     effective = float(sizes.sum() ** 2 / (sizes**2).sum())
-    se, why = None, None
+    se, why, scale = None, None, m.scale if value > 0 else "linear"
     if m.ratio_tail and heavy:
         why = f"interval withheld: Pareto k of the ratios is above {WITHHOLD_ABOVE}"
     elif len(rows) > 1:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             left_out = np.asarray(m.compute(totals.without_each(sorted(rows))), dtype=np.float64)
-            se = _jackknife_error(np.log(left_out) if m.scale == "log" and value > 0 else left_out)
-    scale = m.scale if value > 0 else "linear"
+        # where one cluster holds all of a value, nothing is left without it: no error on the log scale
+        scale = m.scale if value > 0 and bool((left_out > 0).all()) else "linear"
+        se = _jackknife_error(np.log(left_out) if scale == "log" else left_out)
     lower, upper = _limits(value, se, effective - 1, scale)
     clusters = int(np.count_nonzero(sizes))
     return Measurement(m.key, value, _counted(sums, m), nonfinite, clusters, effective, se, lower, upper, scale, why)

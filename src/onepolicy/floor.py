@@ -131,13 +131,12 @@ def measured(
     gaps[~np.isfinite(gaps)] = np.nan
     for row, (x, y) in zip(gaps, chosen, strict=True):
         row[~equal_routes(x.routes, y.routes, len(row))] = np.nan
-    if reference is None:
-        with np.errstate(invalid="ignore"):
-            reference = np.mean([v.logprobs for v in variants], axis=0)
-    table = scale_table(np.where(on, reference, np.nan), gaps)
+    with np.errstate(invalid="ignore"):
+        known = np.mean([v.logprobs for v in variants], axis=0) if reference is None else reference
+    table = scale_table(np.where(on, known, np.nan), gaps)
     if not table:
         return Floor("incomplete", "the variants agree to the bit, so they show no rounding", dtype), None
-    columns = FloorColumns(scale_at(table, reference), gaps, np.ones(len(on), dtype=bool), digest(table))
+    columns = FloorColumns(scale_at(table, known), gaps, np.ones(len(on), dtype=bool), digest(table))
     names = [FloorVariant(x.kernel, y.kernel, *_rms(row)) for (x, y), row in zip(chosen, gaps, strict=True)]
     floor = Floor("measured", why, dtype, _rms(gaps.ravel())[0], tuple(names), SCALE_BY, table, columns.digest)
     return floor, columns
@@ -160,10 +159,11 @@ def assumed(own_error: FloatArray, reference: FloatArray, on: BoolArray, dtype: 
 
 
 def equal_routes(x: FloatArray | None, y: FloatArray | None, n: int) -> BoolArray:
-    """`[T]`: the two scorings took the same experts in every layer, in whatever order; True where it is not known."""
+    """`[T]`: the two scorings took the same experts in every layer (ascending within each, -1 where not known, which
+    counts as equal)."""
     if x is None or y is None:
         return np.ones(n, dtype=bool)
-    return np.asarray((np.sort(x, axis=-1) == np.sort(y, axis=-1)).all(axis=-1))
+    return np.asarray(((x == y) | (x < 0) | (y < 0)).all(axis=-1))
 
 
 def digest(table: Sequence[tuple[float, ...]]) -> str:

@@ -16,6 +16,7 @@ from onepolicy.sums import Metric
 from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens
 
 #: What a padded batch can serve: KL estimators take side a's own draws for granted, entropies are optional.
+_OFFLINE = ("exact", "position", "floor")
 _ENTROPY = {"surprisal_a": ("a_entropy", "a_varentropy"), "surprisal_b": ("b_entropy", "b_varentropy")}
 
 
@@ -69,7 +70,7 @@ def padded_metrics(a: Array, b: Array, mask: Array, metrics: Iterable[Metric], *
 
 
 def _can(m: Metric, entropies: Mapping[str, Array]) -> bool:
-    return m.uses != "exact" and all(name in entropies for name in _ENTROPY.get(m.uses, ()))
+    return m.uses not in _OFFLINE and all(name in entropies for name in _ENTROPY.get(m.uses, ()))
 
 
 def _used(xp: Any, uses: str, keep: Array, entropies: Mapping[str, Array]) -> Array:

@@ -331,6 +331,6 @@ def _add_floor(out: Sums, pairs: LogprobPairs, mask: BoolArray, clusters: _Clust
         gap, variants = pairs.log_ratio / floor.scale, floor.gaps / floor.scale
     on = mask & floor.counted & np.isfinite(gap)
     out.histograms["standardised_gap"] = Histogram.of(gap[on], group[on])
-    found = mask & np.isfinite(variants)
+    found = mask & floor.counted & np.isfinite(variants)
     each = np.broadcast_to(group, variants.shape)
     out.histograms["standardised_floor"] = Histogram.of(variants[found], each[found])

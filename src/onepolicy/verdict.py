@@ -59,7 +59,7 @@ def compare(
     pairs = replace(align(a, names[0], names[1], other=b), floor=floor, positions=positions)
     left, right = a.scorings[names[0]], (b or a).scorings[names[1]]
     if preset is None:
-        preset = load(default_preset([left.dtype, right.dtype]))
+        preset = load(quantised_preset(left, right) or default_preset([left.dtype, right.dtype]))
         preset = joined(load("floor"), preset) if floor is not None else preset
     sums = reduce(pairs, METRICS.values(), view)
     length = reply_length or median_reply(pairs)
@@ -73,6 +73,26 @@ def compare(
         {x: left.fingerprint, y: right.fingerprint},
         {"dtypes": {x: left.dtype, y: right.dtype}},
     ), pairs
+
+
+def quantised_preset(left: Scoring, right: Scoring) -> str | None:
+    """The absolute preset where a side declares 8-bit weights or KV cache: the looser of the two. None for neither.
+
+    Errors: `UsageError` for fewer bits: no default bounds exist.
+    """
+    found: set[str] = set()
+    for said in (left.fingerprint, right.fingerprint):
+        if str(said.get("kv_cache_dtype") or "").startswith("fp8"):
+            found.add("fp8")
+        words = str(said.get("weight_quantization") or said.get("quantization") or "").lower()
+        found |= {preset for mark, preset in _EIGHT_BITS if mark in words}
+        if any(mark in words for mark in _FEWER_BITS):
+            raise UsageError(f"no default bounds for weights in {words}: pass --bounds (fp8, int8, or your own file)")
+    return "int8" if "int8" in found else "fp8" if found else None
+
+
+_EIGHT_BITS = (("fp8", "fp8"), ("f8e", "fp8"), ("int8", "int8"), ("i8", "int8"), ("u8", "int8"), ("q8_0", "int8"))
+_FEWER_BITS = ("int4", "int3", "int2", "q4_", "q5_", "q6_", "q3_", "q2_", "u4", "i4", "nf4", "fp4", "mxfp4")
 
 
 def judged(
@@ -138,6 +158,8 @@ def fingerprint_findings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Fin
     out: list[Finding] = []
     for key, code in checks:
         x, y = a.get(key), b.get(key)
+        if key == "weights_digest" and any(s.get("weight_quantization") or s.get("quantization") for s in (a, b)):
+            continue  # a quantised file is never the original's bytes
         if x is not None and y is not None and x != y:
             out.append(finding(code, f"{key}: {x} and {y}", origin="run", evidence={"a": x, "b": y}))
     return out

@@ -173,7 +173,7 @@ def floor_columns(pairs: LogprobPairs) -> dict[str, Any]:
     assert floor is not None
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.where(floor.counted, (pairs.log_ratio / floor.scale) ** 2, 0.0)
-        variants = (floor.gaps / floor.scale) ** 2
+        variants = np.where(floor.counted, (floor.gaps / floor.scale) ** 2, np.nan)
     return {
         "gap_z2": gap,
         "gap_n": floor.counted.astype(np.float64),

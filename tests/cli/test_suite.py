@@ -167,7 +167,7 @@ BAD: dict[str, tuple[str, int, str]] = {
     "no model": (
         "suite export -o {d}/x.jsonl --tokenizer {d}/gone",
         2,
-        "no such directory, and no packaged model (tiny)",
+        "no such directory, and no packaged model (tiny",
     ),
     "no model of an engine": ("suite export -o {d}/x.jsonl --tokenizer hf:{d}/gone", 2, "no such directory"),
     "no tokenizer": ("suite export -o {d}/x.jsonl --tokenizer recorded:{d}/ids.jsonl", 2, "recorded:"),

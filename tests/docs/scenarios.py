@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scenarios_legs
 
 from onepolicy.check import check, compare_rollouts
 from onepolicy.engines.fake import FakeEngine
@@ -103,11 +104,12 @@ class Breaking(FakeEngine):
         super().__init__(dtype="float32")
         self._error, self._calls = error, 0
 
-    def score(self, rollouts: Rollouts, *, distributions: bool = False) -> Scoring:
+    def score(self, rollouts: Rollouts, *, distributions: bool = False, using: Any = None) -> Scoring:
         self._calls += 1
         if self._calls > 1:
             raise self._error
-        return replace(super().score(rollouts, distributions=distributions), entropy=None, varentropy=None)
+        scoring = super().score(rollouts, distributions=distributions, using=using)
+        return replace(scoring, entropy=None, varentropy=None)
 
 
 def _broken(error: Exception) -> Report:
@@ -223,4 +225,5 @@ SCENARIOS: dict[str, Callable[[], Report]] = {
     "kl-withheld": _kl_withheld,
     "semantics-undeclared": lambda: judged(declared(batch(), logprob_semantics=None), "bf16"),
     "not-covered": _no_entropy,
+    **scenarios_legs.SCENARIOS,
 }

@@ -5,6 +5,7 @@ ONEPOLICY_UPDATE=1 writes the excerpts anew.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -29,7 +30,8 @@ def excerpt(code: str) -> str:
     start = next((i for i, line in enumerate(lines) if re.match(rf" [✗!·] {code}  ", line)), None)
     assert start is not None, "\n".join(lines)
     end = next(i for i, line in enumerate(lines) if i > start and not line.startswith("   "))
-    return "\n".join([lines[0], *lines[start:end]]) + "\n"
+    head = [lines[0], *itertools.takewhile(lambda line: line and not line.startswith(" "), lines[1:])]
+    return "\n".join([*head, *lines[start:end]]) + "\n"
 
 
 def test_every_code_has_a_page_and_every_page_a_code():

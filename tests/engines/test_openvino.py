@@ -198,6 +198,34 @@ def test_bad_prompts_are_one_line_and_it_works_on(
     assert len(openvino.sample([[5, 6]], SamplingParams(max_tokens=2))) == 1
 
 
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"top_p": 0.0}, "top_p must be a positive float"),
+        ({"temperature": -1.0}, "temperature must be a strictly positive float"),
+        ({"max_tokens": 0}, "'max_new_tokens' must be greater than 0"),
+    ],
+)
+def test_what_openvino_refuses_is_one_line_and_it_works_on(openvino: Engine, rules: dict, says: str) -> None:
+    with pytest.raises(EngineError, match=says) as caught:
+        openvino.sample([[5, 6], [7]], SamplingParams(**{"max_tokens": 4, **rules}))
+    assert "\n" not in str(caught.value)
+    assert openvino.sample([[5, 6], [7]], SamplingParams(max_tokens=2)).n_tokens > 3
+
+
+def test_it_scores_up_to_the_last_position(openvino: Engine) -> None:
+    records = {"logprob_semantics": column_values("logprob_semantics", ["raw"])}
+
+    def of(n: int) -> Rollouts:
+        ids = np.random.default_rng(0).integers(3, 512, n).astype(np.int32)
+        return Rollouts(np.array([0, n]), {"token_ids": Values(ids)}, records)
+
+    assert openvino.score(of(2048)).logprobs.mask().sum() == 2047
+    assert openvino.score(of(1)).logprobs.mask().sum() == 0
+    with pytest.raises(EngineError, match="2049 tokens with the reply, but tiny has positions for 2048"):
+        openvino.score(of(2049))
+
+
 def test_ids_of_another_vocabulary_name_record_and_position(openvino: Engine) -> None:
     records = {k: column_values(k, [v]) for k, v in (("logprob_semantics", "raw"), ("record_id", "r7"))}
     other = Rollouts(np.array([0, 2]), {"token_ids": Values(np.array([5, 512], dtype=np.int32))}, records)

@@ -18,7 +18,7 @@ from onepolicy import models
 from onepolicy.engines import model_files, openvino_graph
 from onepolicy.engines.base import Engine, SamplingParams
 from onepolicy.engines.open import open_engine
-from onepolicy.errors import EngineError, UsageError
+from onepolicy.errors import EngineError, MissingExtra, UsageError
 from onepolicy.rollouts import Rollouts, column_values
 from onepolicy.types import Scoring, Values
 
@@ -185,7 +185,30 @@ def test_an_export_is_run_as_it_is(export: Path) -> None:
     out = scored(f"openvino:{export}?dtype=float32", rollouts)
     assert gap(out, scored("hf:tiny?dtype=float32", rollouts)).mean() < 2e-5
     assert out.fingerprint["weights"] == "export" and "weights_digest" not in out.fingerprint
-    assert len(out.fingerprint["file_digest"]) == 16
+    assert len(out.fingerprint["file_digest"]) == 16 and out.fingerprint["quantization"] is None
+
+
+def test_an_export_with_8_bit_weights_says_so(export: Path, tmp_path: Path) -> None:
+    """Each matrix as unsigned bytes and one scale: what the exporters' own weight compression leaves."""
+    import openvino
+    import openvino.opset13 as op
+
+    model = openvino.Core().read_model(str(export / "openvino_model.xml"))
+    for node in [n for n in model.get_ops() if n.get_type_name() == "MatMul"]:
+        weight = node.input_value(1).get_node()
+        stored = weight.input_value(0).get_node()  # the Constant before the Convert
+        bits = stored.get_data(dtype=np.float32)
+        step = np.abs(bits).max() / 127
+        whole = op.constant(np.round(bits / step).astype(np.int8))
+        scaled = op.multiply(op.convert(whole, "f32"), op.constant(np.float32(step)))
+        node.input(1).replace_source_output(scaled.output(0))
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, tmp_path)
+    openvino.save_model(model, str(tmp_path / "openvino_model.xml"), compress_to_fp16=False)
+    rollouts = texts([60, 9])
+    out = scored(f"openvino:{tmp_path}?dtype=float32", rollouts)
+    assert out.fingerprint["quantization"] == "i8"
+    assert 1e-3 < gap(out, scored("openvino:tiny?dtype=float32", rollouts)).mean() < 1.0
 
 
 #: Names of a layer's tensors in transformers, and in GGUF.
@@ -265,6 +288,7 @@ def test_openvinos_own_reader_of_gguf_makes_the_same_function_of_the_same_weight
     out = from_gguf.score(rollouts)
     assert gap(out, scored("openvino:tiny?dtype=float32", rollouts)).mean() < 5e-4
     assert out.fingerprint["weights"] == "gguf" and "weights_digest" not in out.fingerprint
+    assert out.fingerprint["quantization"] is None
     assert (out.fingerprint["vocab_size"], out.fingerprint["max_model_len"]) == (512, 2048)
     replies = from_gguf.sample([[5, 6]], SamplingParams(max_tokens=5))
     assert replies.lists["stop_token_ids"].row(0).tolist() == [2]
@@ -281,6 +305,12 @@ def test_a_file_that_is_no_gguf_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="not a readable GGUF file") as caught, open_engine(f"openvino:{path}"):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'onepolicy\[openvino\]'"):
+        open_engine("openvino:tiny", in_process=True).__enter__()
 
 
 def test_the_facts_of_a_directory_are_those_of_the_files() -> None:

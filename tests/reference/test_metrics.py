@@ -15,12 +15,15 @@ from build import random_rollouts, rollouts_of
 from onepolicy.align import align
 from onepolicy.estimate import measure
 from onepolicy.metrics import METRICS
+from onepolicy.metrics.floor import BUCKETS
 from onepolicy.metrics.tail import pareto_k
 from onepolicy.reduce import reduce
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import Values
+from onepolicy.types import FloorColumns, LogprobPairs, Values
 
 V = 17
+#: Where each stretch of positions ends.
+END = dict(zip(BUCKETS, [*BUCKETS[1:], math.inf], strict=True))
 
 
 def full_rollouts(seed: int = 3) -> Rollouts:
@@ -44,10 +47,29 @@ def full_rollouts(seed: int = 3) -> Rollouts:
     return replace(base, tokens={**base.tokens, "token_ids": Values(ids.astype(np.int32))}, scorings=scorings)
 
 
+def pairs_of(rollouts: Rollouts) -> LogprobPairs:
+    """Aligned, with places of all sizes, a floor of three pairs of variants, and holes in all of it."""
+    pairs = align(rollouts)
+    rng = np.random.default_rng(8)
+    n = len(pairs.token_ids)
+    scale = np.where(rng.random(n) < 0.05, np.nan, rng.uniform(0.02, 0.3, n))
+    gaps = rng.normal(0, 0.1, (3, n))
+    gaps[rng.random((3, n)) < 0.1] = np.nan
+    positions = np.exp(rng.uniform(0, math.log(300_000), n)).astype(np.int64)
+    return replace(pairs, floor=FloorColumns(scale, gaps, rng.random(n) > 0.1, "a table"), positions=positions)
+
+
 class Sample:
     """The same data as plain arrays, for the references."""
 
     def __init__(self, rollouts: Rollouts) -> None:
+        pairs = pairs_of(rollouts)
+        on, floor = rollouts.drawn & np.isfinite(pairs.floor.scale), pairs.floor
+        self.position = pairs.positions[rollouts.drawn]
+        self.z = (pairs.log_ratio / floor.scale)[on & floor.counted]
+        self.z_position = pairs.positions[on & floor.counted]
+        known = np.isfinite(floor.gaps) & on
+        self.v, self.v_position = (floor.gaps / floor.scale)[known], np.tile(pairs.positions, (3, 1))[known]
         s, o, m = rollouts.scorings["sampler"], rollouts.scorings["old"], rollouts.drawn
         self.a, self.b = s.logprobs.values[m], o.logprobs.values[m]
         self.d, self.p, self.q = self.b - self.a, np.exp(self.a), np.exp(self.b)
@@ -75,6 +97,14 @@ def per_sequence(f: Callable[[np.ndarray], float]) -> Callable[[Sample], float]:
 def spread(s: Sample) -> float:
     mu = s.D.sum() / s.T.sum()
     return float(((s.D - mu * s.T) ** 2).sum() / s.T.sum())
+
+
+def inside(positions: np.ndarray, low: int) -> np.ndarray:
+    return (positions >= low) & (positions < END[low])
+
+
+def rms(x: np.ndarray) -> float:
+    return math.sqrt(math.fsum(x * x) / len(x))
 
 
 def quantile(x: np.ndarray, q: float) -> float:
@@ -150,6 +180,18 @@ REFERENCES: dict[str, Callable[[Sample], float]] = {
     },
     **{f"surprisal_{side}/excess": (lambda s, side=side: s.surprise[side][0].mean()) for side in ("sampler", "scorer")},
     "ratio/pareto_k": lambda s: psis_k(s.r),
+    "gap_over_floor/rms": lambda s: rms(s.z) / rms(s.v),
+    **{
+        f"gap_over_floor/{n}": (lambda s, q=q: quantile(abs(s.z), q) / quantile(abs(s.v), q))
+        for n, q in (("p50", 0.5), ("p95", 0.95), ("p99.9", 0.999))
+    },
+    **{
+        f"gap_over_floor_from_{low}/rms": (
+            lambda s, low=low: rms(s.z[inside(s.z_position, low)]) / rms(s.v[inside(s.v_position, low)])
+        )
+        for low in BUCKETS
+    },
+    **{f"log_ratio_from_{low}/rms": (lambda s, low=low: rms(s.d[inside(s.position, low)])) for low in BUCKETS},
 }
 
 
@@ -165,7 +207,7 @@ def psis_k(ratios: np.ndarray) -> float:
 @pytest.fixture(scope="module")
 def measured():
     rollouts = full_rollouts()
-    return measure(reduce(align(rollouts), METRICS.values())), Sample(rollouts)
+    return measure(reduce(pairs_of(rollouts), METRICS.values())), Sample(rollouts)
 
 
 def test_every_metric_has_a_reference() -> None:
@@ -178,8 +220,8 @@ def test_against_the_reference(key: str, measured) -> None:
     got, wanted = measurements[key].value, float(REFERENCES[key](sample))
     if key == "ratio/pareto_k":  # another estimator of the same shape
         assert got == pytest.approx(wanted, abs=0.12)
-    elif METRICS[key].quantile is not None:  # float-bit bins
-        assert got == pytest.approx(wanted, rel=0.004, abs=1e-12)
+    elif (read := METRICS[key].quantile) is not None:  # float-bit bins, of both where it is a ratio
+        assert got == pytest.approx(wanted, rel=0.008 if read.over else 0.004, abs=1e-12)
     else:
         assert got == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
@@ -194,7 +236,7 @@ def test_no_difference_gives_the_ideal_value(key: str) -> None:
         logprobs=Values(rollouts.scorings["sampler"].logprobs.values.copy(), rollouts.drawn),
         scoring_id="twin",
     )
-    m = measure(reduce(align(rollouts.with_scoring("old", twin)), METRICS.values()))[key]
+    m = measure(reduce(pairs_of(rollouts.with_scoring("old", twin)), METRICS.values()))[key]
     assert m.value == pytest.approx(METRICS[key].ideal, abs=1e-12)
 
 

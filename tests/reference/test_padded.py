@@ -21,7 +21,8 @@ from onepolicy.rollouts import Rollouts
 from onepolicy.sums import Metric
 from onepolicy.types import Values
 
-SUMS = [m for m in METRICS.values() if m.reducer == "sum" and m.uses != "exact"]
+OFFLINE = ("exact", "position", "floor")
+SUMS = [m for m in METRICS.values() if m.reducer == "sum" and m.uses not in OFFLINE]
 
 
 def with_entropies(rollouts: Rollouts) -> Rollouts:

@@ -173,8 +173,8 @@ def test_a_late_fault_is_named_by_its_positions() -> None:
 
 
 def test_tokens_with_other_experts_are_not_counted() -> None:
-    x = np.array([[1, 2], [3, 4], [1, 5]])
-    y = np.array([[2, 1], [3, 5], [1, 5]])
+    x = np.array([[1, 2, 0, 3], [1, 2, 0, 3], [-1, -1, 0, 3]])
+    y = np.array([[1, 2, 0, 3], [0, 3, 1, 2], [1, 2, 0, 3]])
     assert equal_routes(x, y, 3).tolist() == [True, False, True]
     assert equal_routes(None, y, 3).tolist() == [True] * 3
 

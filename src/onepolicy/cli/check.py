@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def check(
     """Compare a sampler and a scorer on the same tokens, leg by leg, and judge.
 
     \b
-    Examples:
+    Example:
       onepolicy check --sampler vllm:MODEL --scorer hf:MODEL
       onepolicy check rollouts.parquet --scorer callable:my.trainer:logprobs -o report.json -o comment.md
     """
@@ -99,11 +99,11 @@ def _report(
     more: dict[str, Any],
 ) -> Report:  # fmt: skip
     from onepolicy.check import check_engines, check_file
-    from onepolicy.cli.progress import progress
+    from onepolicy.cli.progress import progress, telling
     from onepolicy.storage import write
 
     with progress("scoring", "sequences") as told:
-        more |= {"progress": told, "told": _telling()}
+        more |= {"progress": told, "told": telling()}
         if file is not None:
             path, side = _file_of(file, side)
             return check_file(path, scorer, side=side, sampler=sampler, declare=declared, save_scores=target, **more)
@@ -133,11 +133,6 @@ def _names(given: Sequence[str] | None) -> list[str] | None:
         return None
     names = [name.strip() for text in given for name in text.split(",") if name.strip()]
     return [name for name in names if name != "pair"]
-
-
-def _telling() -> Callable[[str], None]:
-    """What is being done, on stderr."""
-    return lambda words: print(f"  {words}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -1,25 +1,33 @@
-"""`onepolicy explain`: a finding code, a metric, another stack's name of a metric, or a preset."""
+"""`onepolicy explain`: a finding code, a metric, another stack's name of a metric, a leg, or a preset."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from onepolicy.gates.bounds import Bound
+    from onepolicy.legs.base import Leg, Want
 
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A finding code, metric, alias or preset. Default: list all.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A finding code, metric, alias, leg or preset. Default: list all."),
     ] = None,
 ) -> int:
-    """What a finding code, a metric or a preset means.
+    """What a finding code, a metric, a leg or a preset means.
 
     \b
     Example:
       onepolicy explain kl-above-bound
       onepolicy explain verl:rollout_corr/kl
+      onepolicy explain scorer-packing
     """
     from onepolicy.cli.outputs import say
 
@@ -31,15 +39,25 @@ def _about(name: str) -> Iterator[str]:
     from onepolicy.codes import CODES, page
     from onepolicy.errors import UnknownName
     from onepolicy.gates import PRESETS
+    from onepolicy.legs import LEGS, SPECIAL
     from onepolicy.metrics import ALIASES, METRICS
 
     if name in CODES:
         return iter([plain_text(page(name))])
     if name in METRICS or name in ALIASES:
         return _metric(name)
+    if name in LEGS:
+        return _rows(name, leg_rows(LEGS[name]))
+    if name in SPECIAL:
+        return _rows(name, {"compares": SPECIAL[name], **SPECIAL_ROWS.get(name, {})})
     if name in PRESETS or name.endswith(".toml"):
         return _preset(name)
-    raise UnknownName("code, metric or preset", name, [*CODES, *METRICS, *ALIASES, *PRESETS])
+    raise UnknownName("code, metric, leg or preset", name, [*CODES, *METRICS, *ALIASES, *LEGS, *SPECIAL, *PRESETS])
+
+
+def _rows(title: str, rows: Mapping[str, str]) -> Iterator[str]:
+    yield title
+    yield from (f"  {label:<8} {said}" for label, said in rows.items() if said)
 
 
 def _metric(name: str) -> Iterator[str]:
@@ -71,7 +89,122 @@ _USES = {
     "surprisal_a": "drawn, with the sampler's entropy known",
     "surprisal_b": "drawn, with the scorer's entropy known",
     "exact": "scored by both sides with full distributions",
+    "position": "scored by both sides, at these places of their sequences",
+    "floor": "scored by both sides, where the rounding that is predicted at the token is known",
 }
+
+
+# -- legs --------------------------------------------------------------------------------------------------------------
+
+_OVER = {
+    "drawn": "all drawn tokens",
+    "some": "drawn tokens of some sequences, each of another prompt",
+    "texts": "the suite's fixed texts",
+}
+_ASKS = {
+    "same function": "same function: in float32 a wrong setting stands out a thousandfold",
+    "rounding": "rounding: is it of the size that other kernels of one engine show?",
+}
+#: The legs that are no pair of scorings, in the same rows.
+SPECIAL_ROWS = {
+    "contract": {
+        "asks": "meaning: which of temperature, truncation and penalties is in the reported log-probs?",
+        "over": "short replies drawn for it, one setting at a time",
+        "finds": "logprob-contract",
+        "needs": "a sampler that draws, and a scorer that computes log-probs with and without a setting",
+    },
+    "routes": {
+        "asks": "rounding: do the two engines choose other experts more often than two kernels of the scorer do?",
+        "over": "all drawn tokens, each at the position that predicts it",
+        "finds": "routes-differ",
+        "needs": "a mixture model, and routes=true on both engines",
+    },
+    "step-0": {
+        "asks": "staleness: are a trainer's own values one policy before its first update?",
+        "over": "drawn tokens that are trained on",
+        "finds": "not-at-step-zero",
+        "needs": "old and current (or reference) log-probs in the rollouts",
+    },
+}
+
+
+def leg_rows(leg: Leg) -> dict[str, str]:
+    """The question, the changed factor, both scorings, bounds, finding, and the engines that can run it."""
+    from onepolicy.codes import CODES
+
+    bounds = (
+        f"preset {leg.bounds}" if leg.bounds else "preset leg where the floor is known, else those of the precision"
+    )
+    return {
+        "asks": _ASKS.get(leg.question.value, leg.question.value),
+        "compares": leg.factor,
+        "first": _scoring(leg.a),
+        "second": _scoring(leg.b),
+        "over": _OVER.get(leg.on, leg.on) + (", at temperature 1 without truncation" if leg.raw else ""),
+        "bounds": bounds if leg.code else "none: it informs",
+        "finds": f"{leg.code}: {CODES[leg.code].title}" if leg.code else "",
+        "needs": "; ".join(_needs(leg, side) for side in dict.fromkeys((leg.a.side, leg.b.side))),
+    }
+
+
+def _scoring(want: Want) -> str:
+    if want.recorded:
+        return "the sampler's values, recorded with the draw"
+    loaded = ", ".join(f"{k}={'its own' if v == '{dtype}' else v}" for k, v in want.load.items())
+    using = " or ".join(", ".join(_setting(k, v) for k, v in choice.items()) or "as it is" for choice in want.using)
+    said = [f"loaded with {loaded}"] * bool(loaded) + [using] * (using != "as it is")
+    return ": ".join([f"the {want.side}", ", ".join(said)]) if said else f"the {want.side}"
+
+
+def _setting(name: str, value: Any) -> str:
+    from onepolicy.legs.base import Other
+
+    return f"another {name} ({', '.join(value.values)})" if isinstance(value, Other) else f"{name}={value}".lower()
+
+
+def _needs(leg: Leg, side: str) -> str:
+    """The switches that the side's engine needs for the leg, and the engines that have them."""
+    wants = [w for w in (leg.a, leg.b) if w.side == side and not w.recorded]
+    if not wants:
+        return f"the {side}'s recorded values"
+    switches = list(dict.fromkeys(said for w in wants if (said := _switches(w))))
+    if not switches:
+        return f"any {side}"
+    return (
+        f"a {side} with {', '.join(switches)} ({', '.join(n for n in _engines() if all(_able(n, w) for w in wants))})"
+    )
+
+
+def _switches(want: Want) -> str:
+    """The switches of its load options, and the first ones of its alternatives that an engine has."""
+    least = [c for c in want.using if not any(set(other) < set(c) for other in want.using)]
+    using = [" and ".join(choice) for choice in least]
+    return ", ".join([*want.load, *([" or ".join(using)] if all(using) else [])])
+
+
+def _engines() -> list[str]:
+    from onepolicy.engines import ENGINES
+
+    return list(ENGINES)
+
+
+def _able(name: str, want: Want) -> bool:
+    """Whether an engine, as it is by default, can give this scoring."""
+    from onepolicy.engines.open import engine_class
+    from onepolicy.legs.base import CannotRun, load_for, using_for
+
+    cls = engine_class(name)
+    current = {k: s.default for k, s in cls.SWITCHES.items()}
+    fixed = {k: current.get(k) if v == "{dtype}" else v for k, v in want.load.items()}
+    try:
+        using_for(want, name, cls.SWITCHES, current)
+        load_for(replace(want, load=fixed), name, cls.SWITCHES, current)
+    except CannotRun:
+        return False
+    return cls.SCORES
+
+
+# -- presets -----------------------------------------------------------------------------------------------------------
 
 
 def _preset(name: str) -> Iterator[str]:
@@ -79,8 +212,8 @@ def _preset(name: str) -> Iterator[str]:
 
     preset = load(name)
     yield f"{preset.name}  {preset.about}"
-    for b in preset.bounds:
-        what = f"|{b.metric}|" if b.absolute else b.metric
+    for metric, b in joined_bounds(preset.bounds):
+        what = f"|{metric}|" if b.absolute else metric
         least = f", from {b.min_tokens:,} tokens" if b.min_tokens else ""
         yield f"  {what} <= {b.at_most:g}  {b.when.replace('_', ' ')}{least}"
         if b.otherwise:
@@ -88,16 +221,33 @@ def _preset(name: str) -> Iterator[str]:
         yield f"      {b.source} ({b.date})"
 
 
+def joined_bounds(bounds: Iterable[Bound]) -> Iterator[tuple[str, Bound]]:
+    """(what is bounded, its bound), equal bounds of one metric's stretches of positions as one."""
+    kind = lambda b: (stretch(b.metric), b.at_most, b.when, b.min_tokens, b.source, b.date)
+    for _, group in itertools.groupby(bounds, kind):
+        found = list(group)
+        yield stretch(found[0].metric) if len(found) > 1 else found[0].metric, found[0]
+
+
+def stretch(metric: str) -> str:
+    """`gap_over_floor_from_512/rms` as `gap_over_floor_from_N/rms`; other names as they are."""
+    return re.sub(r"_from_\d+/", "_from_N/", metric)
+
+
 def _everything() -> Iterator[str]:
     from onepolicy.codes import CODES
     from onepolicy.gates import PRESETS
+    from onepolicy.legs import LEGS, SPECIAL
     from onepolicy.metrics import ALIASES, METRICS
 
     yield "Finding codes, in the order of suspicion"
     yield from (f"  {name:<24} {code.title}" for name, code in sorted(CODES.items(), key=lambda item: item[1].rank))
+    yield "\nLegs"
+    yield from (f"  {key:<24} {said}" for key, said in ({k: x.factor for k, x in LEGS.items()} | SPECIAL).items())
     yield "\nPresets\n  " + "  ".join(PRESETS)
     yield "\nMetrics"
-    yield from (f"  {key:<36} {m.formula}" for key, m in METRICS.items())
+    known = {stretch(key): re.sub(r"positions .*", "positions from N on", m.formula) for key, m in METRICS.items()}
+    yield from (f"  {key:<36} {formula}" for key, formula in known.items())
     yield f"\nand {len(ALIASES)} names of other stacks, as {next(n for n in ALIASES if ':' in n)}"
 
 

@@ -19,8 +19,7 @@ Bounds = Annotated[
     typer.Option(
         "--bounds",
         metavar="PRESET|FILE.toml",
-        help="A preset (bitwise, strict, fp32, fp16, bf16, fp8, int8, floor) or your own file. Default: the floor and "
-        "the coarser declared dtype's.",
+        help="A preset (strict, bf16, fp8, ...) or your own file. Default: the floor and the coarser dtype's.",
     ),
 ]
 SavedBounds = Annotated[
@@ -28,7 +27,7 @@ SavedBounds = Annotated[
     typer.Option(
         "--bounds",
         metavar="PRESET|FILE.toml",
-        help="bitwise, strict, fp32, fp16, bf16, or your own file. Default: those the report was judged by.",
+        help="A preset (strict, bf16, fp8, ...) or your own file. Default: those the report was judged by.",
     ),
 ]
 View = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from onepolicy.engines.base import Progress
@@ -42,5 +42,16 @@ def _plain(what: str, unit: str) -> Progress:
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
             print(f"{what}: {done} of {of} {unit}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def telling() -> Callable[[str], None]:
+    """A function to call with what is being done now: on a terminal at once, elsewhere once that takes long."""
+    begun, terminal = time.monotonic(), sys.stderr.isatty()
+
+    def tell(words: str) -> None:
+        if terminal or time.monotonic() - begun >= _EVERY:
+            print(f"  {words}", file=sys.stderr, flush=True)
 
     return tell

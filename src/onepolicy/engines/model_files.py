@@ -74,11 +74,27 @@ def model_facts(directory: Path, overrides: Mapping[str, Any] | None = None) -> 
         "vocab_size": text.get("vocab_size"),
         "max_position_embeddings": text.get("max_position_embeddings"),
         "checkpoint_dtype": text.get("dtype") or text.get("torch_dtype"),
+        "weight_quantization": weight_quantization(config),
         "stored_dtype": next(iter(stored)) if len(stored) == 1 else "mixed",
         "weights_digest": weights_digest(directory),
         "config_digest": _json_digest({k: v for k, v in config.items() if k not in _VOLATILE}),
         "tokenizer_digest": tokenizer_digest(directory),
     }
+
+
+def weight_quantization(config: Mapping[str, Any]) -> str | None:
+    """What a config says of quantised weights: `fp8`, `int8`, `int4`, ..., the method's own name, or None."""
+    said: Any = text_config(dict(config)).get("quantization_config")
+    if not isinstance(said, Mapping):
+        return None
+    for group in (said.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights.get('num_bits', '')}"
+    method = str(said.get("quant_method") or "unknown")
+    if method == "bitsandbytes":
+        return "int4" if said.get("load_in_4bit") else "int8"
+    bits = said.get("bits")
+    return f"int{bits}" if method in ("gptq", "awq") and bits else method
 
 
 def weights_digest(directory: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.engines import openvino_graph
-from onepolicy.engines.openvino_target import EXPORT, FileTexts, Target
+from onepolicy.engines.openvino_target import EXPORT, FileTexts, Target, one_line
 from onepolicy.errors import EngineError, MissingExtra, UsageError
 
 DEVICE = "CPU"
@@ -155,9 +155,3 @@ def _kv_type(dtype: str, options: Mapping[str, Any]) -> str:
             "leave it out, or change dtype"
         )
     return asked
-
-
-def one_line(err: BaseException) -> str:
-    """The last line of a message of OpenVINO: above it stand the places in its own source."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(err).__name__

@@ -66,7 +66,25 @@ def _export_facts(path: Path) -> dict[str, Any]:
         "max_position_embeddings": text.get("max_position_embeddings"),
         "tokenizer_digest": model_files.tokenizer_digest(path),
         "file_digest": _digest(path / EXPORT, (path / EXPORT).with_suffix(".bin")),
+        "quantization": _quantised_constants(path / EXPORT),
     }
+
+
+def _quantised_constants(file: Path) -> str | None:
+    """Number types of an export's weights that are no floats of 16 bits or more, in words. Errors: `EngineError`."""
+    try:
+        import openvino
+    except ImportError as err:
+        raise MissingExtra("openvino", "openvino", "the engine 'openvino'") from err
+    try:
+        nodes = openvino.Core().read_model(str(file)).get_ops()
+    except RuntimeError as err:
+        raise EngineError(f"{file}: OpenVINO cannot read it: {one_line(err)}") from err
+    outputs = [node.output(0) for node in nodes if node.get_type_name() == "Constant"]
+    weights = {
+        x.get_element_type().get_type_name() for x in outputs if len(x.get_shape()) > 1 and max(x.get_shape()) > 8
+    }
+    return ", ".join(sorted(weights - {"f32", "f16", "bf16", "f64", "i64", "i32", "boolean"})) or None
 
 
 def _digest(*files: Path) -> str:
@@ -85,7 +103,7 @@ def _digest(*files: Path) -> str:
 def _gguf(path: Path) -> Target:
     if not path.is_file():
         raise UsageError(f"engine openvino:{path}: no such file; wanted a .gguf file or a model directory")
-    fields = _fields(path)
+    fields, quantised = _fields(path)
     kind = fields["general.architecture"]
     facts = {
         "model": path.name,
@@ -93,6 +111,7 @@ def _gguf(path: Path) -> Target:
         "vocab_size": len(fields["tokenizer.ggml.tokens"]),
         "max_position_embeddings": int(fields[f"{kind}.context_length"]),
         "file_digest": _digest(path),
+        "quantization": ", ".join(sorted(quantised)) or None,
     }
     stop = fields.get("tokenizer.ggml.eos_token_id")
     return Target(
@@ -106,8 +125,8 @@ def _gguf(path: Path) -> Target:
     )
 
 
-def _fields(path: Path) -> dict[str, Any]:
-    """The records of a GGUF file that are needed. Errors: `MissingExtra`, `EngineError`."""
+def _fields(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """The records of a GGUF file that are needed, and its quantised types. Errors: `MissingExtra`, `EngineError`."""
     try:
         import gguf
     except ImportError as err:
@@ -116,7 +135,9 @@ def _fields(path: Path) -> dict[str, Any]:
         reader = gguf.GGUFReader(path)
         found = {name: field.contents() for name, field in reader.fields.items() if "merges" not in name}
         kind = found["general.architecture"]
-        return {k: found[k] for k in found if k.startswith((f"{kind}.context", "general.arch", "tokenizer.ggml"))}
+        types = {tensor.tensor_type.name.lower() for tensor in reader.tensors} - {"f32", "f16", "bf16"}
+        wanted = (f"{kind}.context", "general.arch", "tokenizer.ggml")
+        return {k: found[k] for k in found if k.startswith(wanted)}, types
     except (ValueError, KeyError, IndexError, OSError) as err:
         raise EngineError(f"{path}: not a readable GGUF file: {type(err).__name__}: {err}") from err
 
@@ -135,9 +156,8 @@ class FileTexts:
 
             try:
                 self._made = Tokenizer(str(self._path))
-            except Exception as err:
-                last = (str(err).strip().splitlines() or ["no message"])[-1]
-                raise EngineError(f"{self._path}: OpenVINO cannot make its tokenizer: {last[:300]}") from err
+            except RuntimeError as err:
+                raise EngineError(f"{self._path}: OpenVINO cannot make its tokenizer: {one_line(err)}") from err
         return self._made
 
     def encode(self, prompts: Sequence[str | list[dict[str, str]]]) -> list[list[int]]:
@@ -149,10 +169,15 @@ class FileTexts:
             text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True) if chat else prompt
             ids = self.tokenizer.encode(text, add_special_tokens=not chat).input_ids.data
         except RuntimeError as err:
-            last = (str(err).strip().splitlines() or ["no message"])[-1]
-            raise EngineError(f"prompt {i}: OpenVINO cannot encode it: {last[:300]}") from err
+            raise EngineError(f"prompt {i}: OpenVINO cannot encode it: {one_line(err)}") from err
         return [int(x) for x in ids[0]]
 
     def decode(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone."""
         return [self.tokenizer.decode([int(i)], skip_special_tokens=False) for i in ids]
+
+
+def one_line(err: BaseException) -> str:
+    """The last line of a message of OpenVINO: above it stand the places in its own source."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(err).__name__

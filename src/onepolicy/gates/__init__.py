@@ -19,3 +19,5 @@ PRESETS: dict[str, str] = {
     "leg": "leg.toml",
     "again": "again.toml",
 }
+#: Presets that ask one question of a check, beside or instead of a pair's absolute bounds.
+PARTS = ("floor", "function", "leg", "again")

@@ -47,5 +47,6 @@ LEGS: dict[str, Leg] = {
 #: Legs that are no pair of scorings: asked for by name like the others, run by a function of their own.
 SPECIAL: dict[str, str] = {
     "contract": "what the sampler's log-probs mean, by probing",
+    "routes": "mixture models: how often the engines choose other experts",
     "step-0": "a trainer's values before its first update: ratio 1, nothing clipped, KL to the reference at the floor",
 }

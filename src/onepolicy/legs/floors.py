@@ -13,6 +13,7 @@ from onepolicy.legs.attention import ANOTHER
 from onepolicy.legs.base import CannotRun, On, Side, Want, using_for
 from onepolicy.legs.plan import Party, Plan, Task, configured
 from onepolicy.legs.precision import FLOAT32
+from onepolicy.legs.routes import behind
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import FloatArray, Floor, FloorColumns, Scoring
 
@@ -120,7 +121,7 @@ def floor_of(
     if planned.why:
         return Floor("incomplete", planned.why, planned.dtype), None
     variants = [
-        Variant(kernel, values_of(scorings[task]), emulates, scorings[task].routes)
+        Variant(kernel, values_of(scorings[task]), emulates, behind(scorings[task].routes, rollouts))
         for kernel, task, emulates in planned.variants
         if task.on == on and task in scorings
     ]

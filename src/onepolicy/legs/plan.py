@@ -11,6 +11,7 @@ from onepolicy.engines.model_files import model_directory, stored_dtypes
 from onepolicy.engines.open import engine_class, named
 from onepolicy.errors import OnepolicyError
 from onepolicy.legs.base import CannotRun, Leg, On, Side, Want, current_options, load_for, using_for, with_options
+from onepolicy.legs.routes import is_mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Party:
         if isinstance(engine, str):
             spec = named(EngineSpec.parse(engine))
             found = engine_class(spec.name)
+            if "routes" in found.SWITCHES and "routes" not in spec.options and is_mixture(spec):
+                spec = with_options(spec, {"routes": True})
             rules = getattr(found, "RULES", False)
             return cls(spec, found.SWITCHES, current_options(found, spec), None, rules, found.HEAVY, stored_dtype(spec))
         switches = engine.SWITCHES
@@ -50,7 +53,7 @@ class Party:
 @dataclass(frozen=True, slots=True)
 class Task:
     """One scoring: by which configuration, with which live switches, of which tokens, at which meaning, in which call
-    (1: asked again)."""
+    (0, or 1 and 2 of two that are compared)."""
 
     config: str
     using: tuple[tuple[str, Any], ...]
@@ -117,7 +120,7 @@ def _planned(leg: Leg, parties: Mapping[Side, Party], ground: Ground, plan: Plan
     if a is not None and a == b:
         if leg.code != "not-repeatable":
             raise CannotRun("both sides of it are one and the same here")
-        b = replace(a, call=1)
+        a, b = replace(a, call=1), replace(a, call=2)  # neither is a part of what was scored in other batches
     assert b is not None
     for party, task in ((found[0][0], a), (found[1][0], b)):
         if party is not None and task is not None:

@@ -76,6 +76,8 @@ def result_of(
     outcome = report.outcome if leg.code else Outcome.PASS
     place = first_bad(pairs, leg) if outcome in (Outcome.DRIFT, Outcome.ERROR) else ""
     facts: dict[str, Any] = {"findings": [f.code for f in report.findings if f.outcome is not Outcome.PASS]}
+    if leg.bounds == "function":
+        facts["kernels"] = ", ".join(dict.fromkeys(kernels_of(x) for x in (a, b)))
     for scoring, side in ((a, "a"), (b, "b")):
         if "cached_tokens" in scoring.fingerprint:
             facts[f"cached_tokens_{side}"] = scoring.fingerprint["cached_tokens"]
@@ -86,13 +88,26 @@ def result_of(
     )  # fmt: skip
 
 
+def kernels_of(scoring: Scoring) -> str:
+    """The kernels that a fingerprint tells of, in a few words."""
+    said = scoring.fingerprint
+    kernels = {k: v for k, v in (said.get("kernels") or {}).items() if k in _KERNELS}
+    named = [f"{k} {str(v).lower()}" for k, v in kernels.items() if v is not None]
+    words = [said.get("attention"), said.get("device"), *named]
+    return " ".join([str(said.get("engine", "engine not known")), *(str(w) for w in words if w)])
+
+
+#: Of the kernels in a fingerprint, those that decide what float32 means.
+_KERNELS = ("cpu_capability", "tf32", "float32_matmul_precision", "matmul")
+
+
 def bounds_of(leg: Leg, a: Scoring, b: Scoring, floor: FloorColumns | None) -> Preset:
     """The leg's own preset, else one and a half floors where there is a floor, else absolute bounds by precision."""
     if leg.bounds is not None:
         return load(leg.bounds)
     if floor is not None:
         return load("leg")
-    known = [x.dtype for x in (a, b) if x.dtype]
+    known: list[str | None] = [x.dtype for x in (a, b) if x.dtype]
     return load(default_preset(known or ["bfloat16"]))
 
 

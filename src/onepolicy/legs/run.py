@@ -156,17 +156,22 @@ def run_tasks(
 def _scored(engine: Engine, task: Task, grounds: Grounds, done: Done, progress: Progress | None) -> Scoring:
     rollouts = grounds.of(task)
     parts: list[Scoring] = []
+    cached: list[int] = []
     at = slice(0, 0)
     try:
         for at, part in score_shards(  # noqa: B007
             engine, rollouts, distributions=task.distributions, using=dict(task.using), progress=progress
         ):
             parts.append(part)
+            cached += [part.fingerprint["cached_tokens"]] if "cached_tokens" in part.fingerprint else []
     except EngineError:
         if parts:
             done.partial[task] = (_joined(parts, rollouts), at.stop)
         raise
-    return _joined(parts, rollouts)
+    scoring = _joined(parts, rollouts)
+    if not cached:
+        return scoring
+    return replace(scoring, fingerprint={**scoring.fingerprint, "cached_tokens": sum(cached)})
 
 
 def _joined(parts: list[Scoring], rollouts: Rollouts) -> Scoring:

@@ -28,10 +28,19 @@ _KIND = "onepolicy_report"
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON text. Equal reports give equal text."""
-    fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if f.name != "sums"}
-    data = {_KIND: FORMAT, **_encoded(fields), "sums": report.sums.to_dict()}
-    return json.dumps(data, ensure_ascii=True, allow_nan=False, indent=1)
+    """The report as JSON text. Equal reports give equal text. Sums stand on one line each: nobody reads them."""
+    legs = ",\n".join(f'{_opened(leg)},\n "sums": {_line(leg.sums)}\n}}' for leg in report.legs)
+    return f'{_opened(report, **{_KIND: FORMAT})},\n "legs": [{legs}],\n "sums": {_line(report.sums.to_dict())}\n}}'
+
+
+def _opened(noun: Report | LegResult, **first: Any) -> str:
+    """All but the sums and the legs, line by line; the brace is left open."""
+    fields = {f.name: getattr(noun, f.name) for f in dataclasses.fields(noun) if f.name not in ("sums", "legs")}
+    return json.dumps({**first, **_encoded(fields)}, ensure_ascii=True, allow_nan=False, indent=1).removesuffix("\n}")
+
+
+def _line(sums: Mapping[str, Any] | None) -> str:
+    return json.dumps(_encoded(sums), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def _encoded(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -16,6 +18,10 @@ from onepolicy.types import Outcome, Ran, Report
 
 #: Narrower than this, what a leg compares is left out: its name says it.
 _ROOM = 84
+
+Cells = list[str | Text]
+_HEAD = ("positions", "tokens", "RMS", "floors", "")
+_SIDE: dict[str, Literal["left"]] = {"positions": "left", "": "left"}
 
 
 def legs(report: Report, width: int) -> Iterator[RenderableType]:
@@ -74,21 +80,34 @@ def positions(report: Report, width: int, unjudged: bool) -> Iterator[Renderable
     if not any(row.limits for row in rows):
         return
     yield heading("Gap by position", "RMS in nats; floors with 99% limits", unjudged)
-    columns = 2 if width >= 96 and len(rows) > 2 else 1
-    half = -(-len(rows) // columns)
+    half = -(-len(rows) // 2)
+    left, right = ([_position(row, gap) for row in part] for part, gap in ((rows[:half], "  "), (rows[half:], "   ")))
+    if len(rows) > 2 and _fits(left, right, width):
+        body = [[*x, *y] for x, y in zip_longest(left, right, fillvalue=())]
+    else:
+        body = [_position(row, "  ") for row in rows]
+    yield _position_table(body, unjudged)
+
+
+def _position_table(body: list[Cells], unjudged: bool) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for i in range(columns):
-        table.add_column("  positions" if i == 0 else "   positions", no_wrap=True)
-        for name in ("tokens", "RMS", "floors"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-    for i in range(half):
-        cells = [cell for k in range(i, len(rows), half) for cell in _position(rows[k], k >= half)]
+    for i in range(len(body[0]) // len(_HEAD)):
+        for name in _HEAD:
+            indent = "   " if i else "  "
+            table.add_column(
+                indent + name if name == _HEAD[0] else name, justify=_SIDE.get(name, "right"), no_wrap=True
+            )
+    for cells in body:
         table.add_row(*cells, style="dim" if unjudged else "")
-    yield table
+    return table
 
 
-def _position(row: PositionRow, right: bool) -> tuple[str | Text, ...]:
+def _fits(left: list[Cells], right: list[Cells], width: int) -> bool:
+    """Whether the two halves stand side by side."""
+    return sum(max(len(cells[i]) + 1 for cells in part) for part in (left, right) for i in range(len(_HEAD))) < width
+
+
+def _position(row: PositionRow, indent: str) -> Cells:
     style = STYLE[row.outcome] if row.outcome is Outcome.DRIFT else ""
-    floors = Text(row.over_floor, style=style)
-    return f"{'   ' if right else '  '}{row.positions}", row.tokens, row.rms, floors, Text(row.limits, style="dim")
+    floors, limits = Text(row.over_floor, style=style), Text(row.limits, style="dim")
+    return [f"{indent}{row.positions}", row.tokens, row.rms, floors, limits]

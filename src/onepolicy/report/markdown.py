@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from onepolicy.report import rows, words
-from onepolicy.report.numbers import interval, near_one, number
+from onepolicy.report.numbers import near_one, number
 from onepolicy.report.sentences import ownership, sentences
 from onepolicy.report.text import escaped
-from onepolicy.types import Finding, Outcome, Ran, Report, Severity
+from onepolicy.types import Finding, Measurement, Outcome, Ran, Report, Severity
 
 #: GitHub refuses comments above 65,536 characters.
 LIMIT = 60_000
@@ -133,8 +133,7 @@ def _legs(report: Report) -> Iterator[str]:
 
 
 def _contract(report: Report) -> Iterator[str]:
-    found = [(prose(name, cell=True), *told) for name, *told in rows.contract_rows(report)][:_ROWS]
-    found = [(name, told, a, b, code(n, cell=True)) for name, told, a, b, n in found]
+    found = [(code(name, cell=True), *told) for name, *told in rows.contract_rows(report)]
     if found:
         head = ("setting of the draw", "in the log-probs", "gap if it is:", "gap if not:", "tokens:")
         yield from details("What the sampler's log-probs mean", table(head, found))
@@ -167,13 +166,15 @@ _GAP = ("abs_log_ratio/mean", "abs_log_ratio/p50", "abs_log_ratio/p99", "abs_log
 
 
 def _gap(report: Report) -> Iterator[str]:
-    found = [
-        (f"`{key}`", (near_one if key == "ratio/mean" else number)(m.value), interval(m.lower, m.upper), f"{m.n:,}")
-        for key in _GAP
-        if (m := report.measurements.get(key)) is not None
-    ]
+    known = [(key, m) for key in _GAP if (m := report.measurements.get(key)) is not None]
+    found = [(f"`{key}`", *_figures(m, near_one if key == "ratio/mean" else number), f"{m.n:,}") for key, m in known]
     if found:
         yield from details("Gap", table(("metric", "value:", "99% limits:", "tokens:"), found))
+
+
+def _figures(m: Measurement, write: Callable[[float | None], str]) -> tuple[str, str]:
+    limits = "" if m.lower is None or m.upper is None else f"[{write(m.lower)}, {write(m.upper)}]"
+    return write(m.value), limits
 
 
 def _fingerprints(report: Report) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from onepolicy.estimate import LEAST_CLUSTERS
 from onepolicy.metrics.floor import BUCKETS
 from onepolicy.report import words
 from onepolicy.report.numbers import interval, number
@@ -79,12 +80,15 @@ def contract_rows(report: Report) -> list[tuple[str, str, str, str, str]]:
     """(setting, whether it is applied, gap if it were, gap if it were not, tokens) of the contract that was probed."""
     leg = next((leg for leg in report.legs if leg.key == "contract"), None)
     settings = words.mapping(leg.facts).get("settings") if leg is not None else None
-    out: list[tuple[str, str, str, str, str]] = []
-    for row in map(words.mapping, settings if isinstance(settings, (list, tuple)) else ()):
-        gaps = [number(row.get(k), 2) for k in ("gap_if_applied", "gap_if_not")]
-        told = _APPLIED.get(row.get("applied"), "not told apart")
-        out.append((escaped(row.get("setting"), 60), told, *gaps, escaped(row.get("tokens", "–"), 12)))
-    return out
+    rows = settings if isinstance(settings, (list, tuple)) else ()
+    return [_contract_row(words.mapping(row)) for row in rows[:40]]
+
+
+def _contract_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    applied, n = row.get("applied"), row.get("tokens")
+    told = _APPLIED[applied if isinstance(applied, bool) else None]
+    if_applied, if_not = (number(row.get(k), 2) for k in ("gap_if_applied", "gap_if_not"))
+    return escaped(row.get("setting"), 60), told, if_applied, if_not, f"{n:,}" if isinstance(n, int) else "–"
 
 
 def found_lines(report: Report) -> list[str]:
@@ -125,10 +129,15 @@ def position_rows(report: Report) -> list[PositionRow]:
         known = next((m for m in (gap, over) if m is not None and m.value is not None), None)
         if known is None:
             continue
-        limits = "" if over is None else interval(over.lower, over.upper)
+        limits = "" if over is None or over.value is None else _limits(over)
         outcome = outcomes.get(f"gap_over_floor_from_{low}/rms")
         out.append(PositionRow(span(low), f"{known.n:,}", number(_value(gap)), number(_value(over)), limits, outcome))
     return out
+
+
+def _limits(m: Measurement) -> str:
+    """Limits from few clusters say nothing."""
+    return "few clusters" if m.effective_clusters < LEAST_CLUSTERS else interval(m.lower, m.upper)
 
 
 def stretch(metric: str) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onepolicy.report import rows, words
+from onepolicy.report.horizon import verdict_sentence
 from onepolicy.report.numbers import number, share
 from onepolicy.report.text import escaped
 from onepolicy.types import Floor, Gate, LegResult, Outcome, Ran, Report
@@ -125,19 +126,8 @@ def _smallest_fault(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    """What the gap does to a whole answer, from the report's own numbers."""
-    found = words.answer(report)
-    if not found or words.withheld(report):
-        return ""
-    size = f"{number(found['drift'], 2)} ± {number(found['spread'], 2)}"
-    weights = f"sequence-level weights are {_weights(found['ess_share'])}"
-    return f"at your {found['length']:,.0f}-token replies a whole answer's log-ratio is {size}: {weights}"
-
-
-def _weights(ess_share: float) -> str:
-    if ess_share < 0.01:
-        return "unusable"
-    return f"{'costly' if ess_share < 0.5 else 'usable'} (effective share {share(ess_share)})"
+    """What the gap does to a whole answer; nothing where a finding withholds the numbers."""
+    return "" if words.withheld(report) else verdict_sentence(words.answer(report))
 
 
 # -- same function -----------------------------------------------------------------------------------------------------

@@ -120,8 +120,11 @@ def floor_words(floor: Floor) -> str:
 def suite_words(report: Report) -> str:
     """Size, version and counts of the suite; empty where there is none."""
     found = mapping(report.context.get("suite"))
-    names = dict.fromkeys(str(found[k]) for k in ("size", "version") if found.get(k) is not None)
-    parts = [" ".join(names), *(f"{found[k]} {k}" for k in ("prompts", "texts") if found.get(k) is not None)]
+    size, version = (str(found[k]) if found.get(k) is not None else "" for k in ("size", "version"))
+    parts = [
+        version if size in version else f"{size} {version}",
+        *(f"{found[k]} {k}" for k in ("prompts", "texts") if found.get(k) is not None),
+    ]
     left_out = found.get("left_out")
     if isinstance(left_out, (list, tuple)) and left_out:
         parts.append(f"{len(left_out)} left out")

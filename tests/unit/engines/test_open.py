@@ -42,7 +42,7 @@ def test_a_spec_reads_and_writes_itself() -> None:
         ("hf:tiny?dtype=float31", "did you mean 'float32'"),
         ("hf:tiny?batch_size=many", "'batch_size': got 'many', wanted int"),
         ("vllm:tiny?prefix_caching=maybe", "'prefix_caching': got 'maybe', wanted true or false"),
-        ("hf:tinny", "is no directory and no packaged model (tiny)"),
+        ("hf:tinny", "is no directory and no packaged model (tiny, tiny-moe)"),
         ("vllm:tests", "holds no config.json and no *.safetensors"),
         ("vllm:README.md", "is a file; wanted a model directory"),
         ("hf:tiny?batch_size=0", "at least 1"),

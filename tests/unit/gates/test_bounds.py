@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onepolicy.errors import UnknownName, UsageError
-from onepolicy.gates import PRESETS
+from onepolicy.gates import PARTS, PRESETS
 from onepolicy.gates.bounds import default_preset, load, parse
 from onepolicy.metrics import METRICS
 
@@ -43,7 +43,24 @@ def test_the_contract_values() -> None:
     assert at_most["bf16", "kl_sampler_scorer_k3/mean"] == 0.01
     assert at_most["bf16", "abs_log_ratio/mean"] == 0.1
     assert at_most["bf16", "ratio_bias/mean"] == 0.02
-    assert all(at_most[p, "surprisal_sampler/excess"] == 0.01 for p in PRESETS)
+    assert all(at_most[p, "surprisal_sampler/excess"] == 0.01 for p in set(PRESETS) - set(PARTS))
+
+
+def test_the_parts_ask_one_question_each() -> None:
+    floor = {b.metric: (b.at_most, b.when) for b in load("floor").bounds}
+    assert {m: floor[f"gap_over_floor/{m}"] for m in ("rms", "p50", "p95", "p99.9")} == {
+        "rms": (1.25, "required"), "p50": (1.25, "required"), "p95": (1.25, "required"), "p99.9": (1.25, "if_measured"),
+    }  # fmt: skip
+    assert {when for m, (_, when) in floor.items() if "_from_" in m} == {"alarm"}
+    assert [(b.metric, b.at_most) for b in load("function").bounds] == [
+        ("abs_log_ratio/mean", 1e-4), ("abs_log_ratio/max", 5e-3),
+    ]  # fmt: skip
+
+
+def test_presets_join() -> None:
+    both = load("floor + bf16")
+    assert both.name == "floor + bf16"
+    assert both.bounds == load("floor").bounds + load("bf16").bounds
 
 
 @pytest.mark.parametrize(

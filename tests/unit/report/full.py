@@ -272,7 +272,7 @@ def poisoned(bad: str) -> Report:
     found = Finding("undecided", Severity.INFO, Outcome.INCONCLUSIVE, bad, bad, {}, (bad,), (bad,), bad)
     one = replace(report.legs[4], key=bad, factor=bad, a=bad, b=bad, place=bad, outcome=Outcome.DRIFT)
     kernels = {bad: bad, "more": [bad]}
-    setting = {"setting": bad, "applied": bad, "gap_if_applied": bad, "tokens": bad}
+    setting = {"setting": bad, "applied": [bad], "gap_if_applied": bad, "tokens": bad}
     contract = replace(report.legs[0], facts={"settings": [setting, bad]})
     step = replace(contract, key="step-0", facts={bad: {bad: bad, "ratio": 1.0}})
     function = replace(report.legs[1], facts={"kernels": kernels, "production_kernels": bad})

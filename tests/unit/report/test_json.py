@@ -74,6 +74,12 @@ def test_legs_and_floor_come_back_the_same(what: str):
     assert again and again == [Sums.from_dict(x.sums) for x in report.legs if x.sums is not None]
 
 
+def test_sums_stand_on_one_line_each():
+    lines = to_json(checked()).splitlines()
+    assert sum(line.startswith(' "sums": ') for line in lines) == len(checked().legs) + 1
+    assert len(lines) < 12_000
+
+
 def test_a_report_from_before_legs_and_floor_still_reads():
     data = json.loads(to_json(scenario("undecided")))
     assert data.pop("legs") == [] and data.pop("floor") is None

@@ -99,8 +99,8 @@ def test_a_leg_that_drifts_names_its_place():
 
 def test_what_the_contract_leg_found():
     text = render_markdown(checked())
-    assert "| temperature`=`0.7 |" in text or "temperature=0.7" in text
-    assert "| applied | 0.03 | 0.41 | `180` |" in text
+    assert "| `temperature=0.7` | applied | 0.03 | 0.41 | 180 |" in text
+    assert "| `min_p` | not told apart | – | – | – |" in text
 
 
 # -- hostile text ------------------------------------------------------------------------------------------------------

@@ -85,9 +85,9 @@ def test_a_floor_that_no_bound_uses_is_shown_and_not_judged():
     [
         (0.0001, "are unusable"),
         (0.00999, "are unusable"),
-        (0.01, "are costly (effective share 1%)"),
-        (0.49, "are costly (effective share 49%)"),
-        (0.5, "are usable (effective share 50%)"),
+        (0.01, "are costly (1% of the answers count)"),
+        (0.49, "are costly (49% of the answers count)"),
+        (0.5, "are usable"),
     ],
 )
 def test_what_the_gap_does_to_weights(share: float, said: str):

@@ -84,7 +84,7 @@ def test_hostile_text_stays_text(what: str, color: bool):
         plain = "".join(part.partition("m")[2] if i else part for i, part in enumerate(text.split("\x1b[")))
     assert all(c == "\n" or c.isprintable() for c in plain)
     assert max(map(cell_len, plain.splitlines())) <= 100
-    assert len(plain.splitlines()) <= 130
+    assert len(plain.splitlines()) <= 150
     if what == "markup":
         assert "[red]x[/red]" in text
 
@@ -211,6 +211,13 @@ def test_positions_have_only_stretches_with_tokens():
     assert re.search(r"0 to 15 +960 0\.03\d+ +1?0?\.\d+ \[0\.\d+, 1\.\d+\]", text)
     plain = section(render(healthy()), "Gap")
     assert re.search(r"RMS at positions 0 to 15: 0\.0\d+ · 16 to 31: 0\.0\d+", plain)
+
+
+def test_limits_from_few_clusters_are_not_shown():
+    key = "gap_over_floor_from_16/rms"
+    few = replace(checked().measurements[key], effective_clusters=3.0, lower=1e-300, upper=1e300)
+    text = section(render(replace(checked(), measurements={**checked().measurements, key: few})), "Gap by position")
+    assert re.search(r"16 to 31 +1,024 +0\.03\d* +[\d.]+ few clusters", text) and "e+300" not in text
 
 
 def test_what_the_contract_leg_found():

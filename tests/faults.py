@@ -1,4 +1,4 @@
-"""Faults put into the scorer of a sound pair through its own options or files, for the tiny models and SmolLM2."""
+"""Faults put into the scorer of a sound pair through its own options or files, for models of the Llama kind."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ def faults(rope: float, tensor: str) -> dict[str, Fault]:
         "packed without document mask": Fault("packing=unmasked"),
         "left padding without position ids": Fault("padding_side=left_unpositioned"),
         "older head": Fault(edit=_head, config={"tie_word_embeddings": False}),
+        "adapter merged twice": Fault(edit=TWO_LORAS),
         "1% noise on one matrix": Fault(f"edit={noise}", large=False),
     }
 
 
 def model_with(fault: Fault, model: Path, into: Path) -> Path:
-    """The model's directory, or a copy of it with the fault's tensors and configuration."""
+    """The model's directory, or a copy of it with the fault's tensors and configuration. The sampler that belongs to
+    `adapter merged twice` has it merged once: `model_with(Fault(edit=ONE_LORA), ...)`."""
     if fault.edit is None:
         return model
     from safetensors.torch import load_file, save_file

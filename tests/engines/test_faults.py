@@ -1,0 +1,178 @@
+"""Real vLLM against real transformers on the packaged models: a sound pair passes every leg, each fault drifts where it
+should. The sampler is started once for each setting; what it gave is kept and taken by every check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fault_scorers
+import onepolicy
+from faults import ONE_LORA, Fault, faults, model_with
+from onepolicy.check import Choices, check_engines
+from onepolicy.engines.base import SamplingParams
+from onepolicy.suite import Suite, load
+from onepolicy.types import LegResult, Outcome, Ran, Report, Severity
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+
+MODELS = Path(onepolicy.__file__).parent / "models"
+TINY = MODELS / "tiny"
+FAULTS = faults(5000.0, "model.layers.2.mlp.down_proj.weight")
+FUNCTION = ("same-function", "same-function-settings")
+
+
+def small() -> Suite:
+    """Written prompts, and no texts."""
+    suite = load("default")
+    return replace(
+        suite, version=f"{suite.version}-written", prompts=tuple(p for p in suite.prompts if p.prompt), texts=()
+    )
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
+    """`checked(scorer, sampler=..., legs=..., **sampling)`: one start of the sampler for each setting."""
+    root = tmp_path_factory.mktemp("kept")
+
+    def run(scorer: str, sampler: str = "vllm:tiny", legs: Any = FUNCTION, suite: Any = None, **more: Any) -> Report:
+        sampling = {"max_tokens": 32, "seed": 4, **{k: more.pop(k) for k in ("temperature", "top_p") if k in more}}
+        name = f"{abs(hash((sampler, str(sampling), suite is None))):x}"
+        choices = Choices(legs, suite=suite or small(), params=SamplingParams(**sampling), keep=root / name, **more)
+        return check_engines(sampler, scorer, choices=choices)[0]
+
+    return run
+
+
+def leg(report: Report, key: str) -> LegResult:
+    return next(x for x in report.legs if x.key == key)
+
+
+def failing(report: Report) -> set[str]:
+    return {f.code for f in report.findings if f.severity is Severity.FAIL}
+
+
+def gates_that_drift(report: Report) -> set[str]:
+    return {g.metric for g in report.gates if g.outcome is Outcome.DRIFT}
+
+
+@pytest.fixture(scope="module")
+def healthy(checked: Callable[..., Report]) -> Report:
+    return checked("hf:tiny", legs=None)
+
+
+def test_a_sound_pair_passes_every_leg(healthy: Report) -> None:
+    assert failing(healthy) == set()
+    assert healthy.outcome is Outcome.PASS
+    ran = {x.key: x.outcome for x in healthy.legs if x.ran is Ran.DONE}
+    assert {k: v for k, v in ran.items() if v is not Outcome.PASS} == {}
+    wanted = {"same-function", "contract", "sampler-again", "sampler-batch", "sampler-path", "sampler-cache"}
+    wanted |= {"scorer-again", "scorer-batch", "scorer-padding", "scorer-packing", "scorer-path", "scorer-attention"}
+    assert wanted <= set(ran)
+
+
+def test_its_gap_is_what_rounding_predicts(healthy: Report) -> None:
+    ratio = healthy.measurements["gap_over_floor/rms"]
+    assert healthy.floor is not None and healthy.floor.source == "measured"
+    assert len(healthy.floor.variants) == 3
+    assert ratio.value == pytest.approx(1.0, abs=0.12)
+    assert ratio.upper is not None and ratio.upper < 1.25
+    assert 0 < healthy.context["floor_fault"] < 2 * healthy.floor.rms
+
+
+def test_a_warm_cache_was_really_hit(healthy: Report) -> None:
+    facts = leg(healthy, "sampler-cache").facts
+    assert facts["cached_tokens_a"] == 0
+
+
+def test_the_contract_of_vllm_is_found(healthy: Report) -> None:
+    facts = leg(healthy, "contract").facts
+    assert facts["meaning"] == "processed"
+    assert facts["prompt_logprobs"]["gap_to_raw"] < 0.05
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
+    checked: Callable[..., Report], tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    fault = FAULTS[name]
+    folder = tmp_path_factory.getbasetemp()
+    model = model_with(fault, TINY, folder / name.replace(" ", "-"))
+    sampler = "vllm:tiny"
+    if name == "adapter merged twice":
+        sampler = f"vllm:{model_with(Fault(edit=ONE_LORA), TINY, folder / 'adapter-merged-once')}"
+    report = checked(f"hf:{model}?{fault.options}" if fault.options else f"hf:{model}", sampler)
+    assert report.outcome is Outcome.DRIFT
+    assert leg(report, "same-function").outcome is Outcome.DRIFT
+    assert "different-function" in failing(report)
+    assert leg(report, "same-function").place.startswith("first bad token: record ")
+    if fault.large:
+        assert "gap_over_floor/rms" in gates_that_drift(report)
+    else:
+        assert gates_that_drift(report) == set()
+        assert report.context["floor_fault"] > 0
+
+
+@pytest.mark.parametrize(("setting", "value"), [("temperature", 0.7), ("top_p", 0.8)])
+def test_a_scorer_that_ignores_the_settings_of_the_draw(
+    checked: Callable[..., Report], setting: str, value: float
+) -> None:
+    sound = checked("hf:tiny", legs=[*FUNCTION, "contract"], **{setting: value})
+    assert leg(sound, "same-function-settings").outcome is Outcome.PASS
+    assert not failing(sound) & {"logprob-contract", "different-function", "ratio-biased"}
+    report = checked("hf:tiny?semantics=raw", legs=[*FUNCTION, "contract"], **{setting: value})
+    assert leg(report, "same-function").outcome is Outcome.PASS
+    assert leg(report, "same-function-settings").outcome is Outcome.DRIFT
+    found = next(f for f in report.findings if f.code == "logprob-contract")
+    assert "semantics=declared" in found.advice
+    assert "ratio_bias/mean" in gates_that_drift(report)
+    if setting == "top_p":
+        ratio = report.measurements["ratio/mean"].value
+        assert ratio is not None and 0.78 < ratio < 0.95
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    monkeypatch.setenv("FAULTY_MODEL", str(TINY))
+    monkeypatch.setenv("PYTHONPATH", str(Path(fault_scorers.__file__).parent))
+    return lambda dtype: monkeypatch.setenv("FAULTY_DTYPE", dtype)
+
+
+@pytest.mark.parametrize("name", ["shifted", "doubled_bos"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_users_scorer_with_a_fault(
+    checked: Callable[..., Report], faulty: Callable[[str], None], name: str, dtype: str
+) -> None:
+    faulty(dtype)
+    legs = FUNCTION if dtype == "float32" else ["scorer-again"]
+    report = checked(f"callable:fault_scorers:{name}?dtype={dtype}", f"vllm:tiny?dtype={dtype}", legs, floor="hf:tiny")
+    assert report.outcome is Outcome.DRIFT
+    if dtype == "float32":
+        assert "different-function" in failing(report)
+    else:
+        assert "gap_over_floor/rms" in gates_that_drift(report)
+
+
+def test_a_document_mask_that_is_missing_is_told_from_rounding(
+    checked: Callable[..., Report], faulty: Callable[[str], None]
+) -> None:
+    faulty("bfloat16")
+    legs = ["scorer-batch", "scorer-order", "scorer-again"]
+    sound = checked("callable:fault_scorers:sound?dtype=bfloat16", legs=legs, floor="hf:tiny")
+    assert sound.outcome is Outcome.PASS
+    report = checked("callable:fault_scorers:unmasked?dtype=bfloat16", legs=legs, floor="hf:tiny")
+    assert {"depends-on-batch", "depends-on-order"} <= failing(report)
+    assert leg(report, "scorer-again").outcome is Outcome.PASS
+    place = leg(report, "scorer-batch").place
+    # the first sequence of a row has nothing before it; the second is wrong from its first scored token on
+    assert place.startswith("first bad token: record ") and place.endswith("position 1")
+
+
+def test_a_scorer_that_does_not_sort_back(checked: Callable[..., Report], faulty: Callable[[str], None]) -> None:
+    faulty("bfloat16")
+    report = checked("callable:fault_scorers:sorted_by_length?dtype=bfloat16", legs=["scorer-order"], floor="hf:tiny")
+    assert report.outcome in (Outcome.DRIFT, Outcome.ERROR)
