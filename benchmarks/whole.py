@@ -1,6 +1,6 @@
-"""The whole default check, every leg, against the bare work: one generate of the same prompts and one forward of them.
+"""The whole default check, every leg, against the bare work: one generate of the same prompts, one forward of them.
 
-SmolLM2-135M if `make models` made it, else the packaged model. Time is CPU and wall seconds of all processes, memory the
+SmolLM2-135M if `make models` made it, else the packaged model. CPU and wall seconds of all processes, GiB of the
 largest process of each.
 """
 
@@ -54,7 +54,8 @@ def main(max_tokens: int = 64) -> None:
     whole = measured([*command, "--max-tokens", str(max_tokens), "-o", str(report), "--timeout", "3600"])
     pair = measured([*command, "--max-tokens", str(max_tokens), "--legs", "pair", "--timeout", "3600"])
     outcome = json.loads(report.read_text())["outcome"] if report.exists() else f"exit {whole['code']}"
-    print(f"default check of {Path(model).name}: {outcome}; bare generate + forward of {bare['text'].split()[0]} tokens")
+    tokens = bare["text"].split()[0]
+    print(f"default check of {Path(model).name}: {outcome}; bare: generate and forward of {tokens} tokens")
     for name, run in (("bare", bare), ("pair alone", pair), ("every leg", whole)):
         times = f"{run['wall'] / bare['wall']:5.1f} x wall, {run['cpu'] / bare['cpu']:5.1f} x CPU"
         # the largest process so far: only a growth is the command's own

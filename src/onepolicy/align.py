@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,12 @@ def align(
         raise AlignmentError("no tokens to compare: the rollouts are empty")
     unit, keys = rollouts.clusters()
     trained = rollouts.tokens.get("loss_mask")
-    entropies = {
+    told = {
         f"{side}_{what}": _optional(getattr(scoring, what))
         for side, scoring in (("a", left), ("b", right))
         for what in ("entropy", "varentropy")
     }
+    entropies: dict[str, Any] = _without_greedy(told, rollouts)
     return LogprobPairs(
         names=(a, b),
         offsets=rollouts.offsets,
@@ -71,6 +72,16 @@ def align(
         b_distributions=right.distributions,
         **entropies,
     )
+
+
+def _without_greedy(entropies: dict[str, FloatArray | None], rollouts: Rollouts) -> dict[str, FloatArray | None]:
+    """Where the argmax was taken nothing was drawn, and surprisal says nothing."""
+    heat = [rollouts.record("temperature", i) for i in range(len(rollouts))]
+    greedy = np.array([x is not None and x < GREEDY for x in heat], dtype=bool)
+    if not greedy.any():
+        return entropies
+    mask = np.repeat(greedy, rollouts.lengths)
+    return {k: None if v is None else np.where(mask, np.nan, v) for k, v in entropies.items()}
 
 
 def _scoring(rollouts: Rollouts, name: str, which: str) -> Scoring:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from onepolicy.checking import Going, is_neutral
 from onepolicy.codes import by_rank, finding
 from onepolicy.engines.texts import decoder_of
-from onepolicy.errors import EngineDied, EngineError, OnepolicyError
+from onepolicy.errors import EngineDied, OnepolicyError, UsageError
 from onepolicy.floor import equal_routes, ownership, smallest_fault
 from onepolicy.gates.bounds import Preset
 from onepolicy.gates.judge import worst
 from onepolicy.legs import LEGS, SPECIAL, contract
 from onepolicy.legs.base import On
-from onepolicy.legs.floors import floor_of, part_of
+from onepolicy.legs.floors import at_the_edge, floor_of, part_of, values_of
 from onepolicy.legs.plan import Planned, Task
 from onepolicy.legs.results import failed, findings_of, kernels_of, not_run, result_of
 from onepolicy.legs.routes import behind, routes_result
 from onepolicy.legs.run import flat_index, opened
 from onepolicy.legs.step_zero import step_zero
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import Finding, Floor, FloorColumns, LegResult, Question, Ran, Report, Scoring
+from onepolicy.types import Finding, Floor, FloorColumns, LegResult, Outcome, Question, Ran, Report, Scoring, Severity
 from onepolicy.verdict import compare, fingerprint_findings, worst_in_context
-
 
 #: The floor of each ground, with what it predicts at every token.
 Floors = dict[On, tuple[Floor | None, FloorColumns | None]]
@@ -39,6 +40,9 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     whole = going.production in going.done.scorings
     cut: tuple[Floor | None, FloorColumns | None] = (Floor("incomplete", "the scorer did not finish"), None)
     floors: Floors = {on: _floor(going, on) if whole else cut for on in _grounds(going)}
+    stranger = _stranger(going, scoring) if whole else ""
+    if stranger:
+        floors = dict.fromkeys(floors, (Floor("incomplete", stranger), None))
     floor, columns = floors["drawn"]
     if columns is not None:
         columns = _with_equal_routes(going, columns, scoring)
@@ -54,7 +58,12 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
         judged, None, (pair.side, "scorer"), preset, pair.view, pair.reply_length, [*seen, *found],
         columns if preset is None or "gap_over_floor" in " ".join(b.metric for b in preset.bounds) else None,
     )  # fmt: skip
+    report = replace(report, findings=tuple(_at_the_edge(going, f) for f in report.findings))
     report = _with_legs(report, (*special, *legs), floor)
+    rows = next((leg.facts for leg in special if leg.key == "contract" and leg.ran is Ran.DONE), None)
+    if rows is not None:
+        told = contract.with_contract(side.fingerprint, rows)
+        report = replace(report, fingerprints={**report.fingerprints, pair.side: told})
     with _decoder(going) as engine:
         tokens = worst_in_context(report.sums, pairs, engine)
     return replace(report, context={**report.context, **_context(going, report, floor), "tokens": tokens}), scored
@@ -103,6 +112,28 @@ def _floor(going: Going, on: On) -> tuple[Floor | None, FloorColumns | None]:
     return floor_of(going.floor, going.done.scorings, going.grounds.rollouts[on], on)
 
 
+#: A floor's engine further than this many floors from *both* sides computes another model.
+_KIN = 5.0
+
+
+def _stranger(going: Going, scoring: Scoring) -> str:
+    """Why the engine that was named for the floor is not taken: its own values are near neither side's."""
+    found = _floor(going, "drawn")[0] if "floor" in going.parties else None
+    if found is None or not found.rms or going.floor is None:
+        return ""
+    task = next((t for _, t, own in going.floor.variants if own and t.on == "drawn" and t in going.done.scorings), None)
+    if task is None:
+        return ""
+    base, on = values_of(going.done.scorings[task]), going.rollouts.drawn
+    sides = (values_of(going.rollouts.scorings[going.pair.side]), values_of(scoring))
+    with np.errstate(invalid="ignore"):
+        near = min(float(np.sqrt(np.nanmedian((base - x)[on] ** 2))) for x in sides)
+    if near <= _KIN * found.rms:
+        return ""
+    size = f"median gap {near:.2g} nats, its own rounding {found.rms:.2g}"
+    return f"the engine named for the floor is near neither side ({size})"
+
+
 def _with_equal_routes(going: Going, columns: FloorColumns, scoring: Scoring) -> FloorColumns:
     """A mixture model's gap is held against rounding where both engines took the same experts."""
     sampler = _sampler_routes(going)
@@ -134,7 +165,21 @@ def _legs(going: Going, columns: Mapping[On, FloorColumns | None]) -> tuple[list
             continue
         results.append(result)
         found += findings_of(leg, result)
-    return results, found
+    return results, [*found, *_asked_by_name(going, results)]
+
+
+def _asked_by_name(going: Going, results: Sequence[LegResult]) -> list[Finding]:
+    """A leg that was named and cannot be run leaves a question open that somebody asked."""
+    named = set(going.choices.legs or ())
+    return [
+        finding("leg-failed", f"{x.key} was asked for and cannot be run: {x.why}", origin="run")
+        for x in results
+        if x.key in named and x.ran is Ran.NOT and not x.why.startswith(HARMLESS)
+    ]
+
+
+#: Why a named leg may be left out without a word: there is nothing that it could show.
+HARMLESS = ("the draw had no settings", "both sides of it are one")
 
 
 def _result(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | None]) -> LegResult:
@@ -155,7 +200,7 @@ def _result(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | 
 
 def _failure(planned: Planned, err: OnepolicyError) -> LegResult:
     """A refusal of what was asked is no failure of the engine: the leg cannot be run with it."""
-    return failed(planned.leg, err) if isinstance(err, EngineError) else not_run(planned.leg, str(err))
+    return not_run(planned.leg, str(err)) if isinstance(err, UsageError) else failed(planned.leg, err)
 
 
 def _columns_for(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | None]) -> FloorColumns | None:
@@ -195,7 +240,7 @@ def _special(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[list[L
     if going.asked("contract"):
         result, more = _contract(going, rollouts, scoring)
         results.append(result)
-        found += more
+        found += more + _asked_by_name(going, [result])
     if going.asked("routes") and any(p.options.get("routes") for p in going.parties.values()):
         result, more = routes_result(rollouts, *_routes(going, rollouts))
         results.append(result)
@@ -223,6 +268,10 @@ def _contract(going: Going, rollouts: Rollouts, scoring: Scoring) -> tuple[LegRe
     factor = SPECIAL["contract"]
     none = LegResult("contract", Question.MEANING, factor, "", "", Ran.NOT)
     readings = [going.done.scorings[t] for t in going.reading if t in going.done.scorings]
+    if going.died is not None and going.probes is None:
+        return replace(none, ran=Ran.FAILED, why=str(going.died)), [
+            finding("leg-failed", f"contract: {going.died}", origin="run")
+        ]
     if going.probes is None or len(readings) < 2:
         failure = next((str(going.done.failures[t]) for t in going.reading if t in going.done.failures), "")
         return replace(none, why=going.unread or failure or "no sampler engine was given (--sampler)"), []
@@ -244,6 +293,19 @@ def _left_out(going: Going) -> list[Finding]:
     lines = going.suite.get("left_out", [])
     message = f"{len(lines)} left out, as {lines[0]}" if lines else ""
     return [finding("texts-left-out", message, origin="run", evidence={"left_out": lines})] if lines else []
+
+
+#: As many tokens at the edge of a kept set as twice what the scorer's own kernels show, and three, are rounding's.
+_EDGE_TIMES, _EDGE_MORE = 2, 3
+
+
+def _at_the_edge(going: Going, found: Finding) -> Finding:
+    """A token in one side's nucleus only is a warning where the scorer's own kernels differ by as many."""
+    own = at_the_edge(going.floor, going.done.scorings, going.rollouts)
+    if found.code != "support-violation" or not own or found.evidence["tokens"] > _EDGE_TIMES * own + _EDGE_MORE:
+        return found
+    message = f"{found.message}; between the scorer's own kernels it is {own}: rounding at the edge of the kept set"
+    return replace(found, message=message, severity=Severity.WARN, outcome=Outcome.PASS)
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from onepolicy.engines.base import Engine, Progress, SamplingParams
 from onepolicy.engines.semantics import Rules
 from onepolicy.errors import OnepolicyError
 from onepolicy.estimate import LEAST_CLUSTERS
-from onepolicy.gates.bounds import load
+from onepolicy.gates.bounds import default_preset, load
 from onepolicy.legs import LEGS, SPECIAL, contract
 from onepolicy.legs.base import Leg, On, Side, Want, chosen, using_for
 from onepolicy.legs.floors import FloorPlan, plan_floor
-from onepolicy.legs.kept import Kept
+from onepolicy.legs.kept import Kept, files_digest
 from onepolicy.legs.plan import Ground, Party, Plan, Task, configured, plan_legs
 from onepolicy.legs.run import GONE, Done, Grounds, Told, opened, run, run_tasks
 from onepolicy.record import draw
@@ -68,6 +68,8 @@ class Going:
     reading: tuple[Task, ...] = ()
     routes: Task | None = None
     unread: str = ""
+    #: what ended the sampler early
+    died: OnepolicyError | None = None
     suite: dict[str, Any] = field(default_factory=dict[str, Any])
     keep: Kept | None = None
     told: Told | None = None
@@ -99,6 +101,8 @@ def run_check(
     chosen({**LEGS, **SPECIAL}, choices.legs, choices.skip)  # names are refused before anything is started
     given = {"sampler": sampler, "scorer": scorer, "reference": choices.reference, "floor": choices.floor}
     parties: dict[Any, Party] = {name: Party.of(engine) for name, engine in given.items() if engine is not None}
+    if pair.bounds is None and _undeclared(parties["scorer"]):
+        default_preset([None])  # says what is missing before anything is started
     going = Going(pair, choices, parties, told=told, progress=progress)
     if choices.keep is not None:
         going.keep = Kept(choices.keep)
@@ -110,7 +114,15 @@ def run_check(
         _plan(going)
     run(going.plan, going.grounds, going.done, vital=going.production, timeout=choices.timeout, keep=going.keep,
         told=told, progress=progress)  # fmt: skip
+    if going.keep is not None and going.keep.trouble and told:
+        told(going.keep.trouble)
     return going
+
+
+def _undeclared(party: Party) -> bool:
+    """An engine that computes in whatever it does, and whose user did not say what that is."""
+    switch = party.switches.get("dtype")
+    return switch is not None and switch.declared and not party.options.get("dtype")
 
 
 def _grounds(rollouts: Rollouts) -> Grounds:
@@ -120,20 +132,22 @@ def _grounds(rollouts: Rollouts) -> Grounds:
 
 def some_of(rollouts: Rollouts) -> list[int]:
     """The first sequence of each cluster that drew anything, until `SOME_SEQUENCES` hold `SOME_DRAWN` drawn tokens; no
-    more than `SOME_TOKENS` in all, but no fewer sequences than an interval needs."""
+    more than `SOME_TOKENS` in all, but no fewer than an interval needs: long replies among short ones count for less
+    than their number."""
     seen: set[str] = set()
     rows: list[int] = []
-    tokens, drawn = 0, 0
+    tokens, drawn, squares = 0, 0, 0
     for i, key in enumerate(rollouts.clusters()[1]):
         here = int(rollouts.drawn[rollouts.sequence(i)].sum())
         if key in seen or not here:
             continue
-        full = tokens + int(rollouts.lengths[i]) > SOME_TOKENS and len(rows) >= LEAST_CLUSTERS + 4
-        if full or (len(rows) >= SOME_SEQUENCES and drawn >= SOME_DRAWN):
+        full = tokens + int(rollouts.lengths[i]) > SOME_TOKENS
+        full |= len(rows) >= SOME_SEQUENCES and drawn >= SOME_DRAWN
+        if full and drawn**2 >= (LEAST_CLUSTERS + 4) * squares > 0:  # effective clusters
             break
         seen.add(key)
         rows.append(i)
-        tokens, drawn = tokens + int(rollouts.lengths[i]), drawn + here
+        tokens, drawn, squares = tokens + int(rollouts.lengths[i]), drawn + here, squares + here**2
     return rows or list(range(min(len(rollouts), SOME_SEQUENCES)))
 
 
@@ -179,25 +193,29 @@ def _sampler_session(going: Going) -> None:
     party, choices = going.parties["sampler"], going.choices
     suite = _suite(choices)
     given = going.grounds.rollouts.get("drawn")
-    asked = {"sampler": party.config, "suite": suite.version, "params": asdict(choices.params), "file": _digest(given)}
-    if going.keep is not None and (found := going.keep.grounds(asked)) is not None:
+    asked = {"sampler": party.config, "suite": suite.version, "params": asdict(choices.params), "file": _digest(given),
+             "the sampler's files": files_digest(party.config)}  # fmt: skip
+    keep = going.keep if party.engine is None else None  # one that was given running may draw otherwise the next time
+    if keep is not None and (found := keep.grounds(asked)) is not None:
         _restore(going, *found)
-        _plan(going)
-        return
+        if _wanted_of_sampler(going) <= set(found[1].get("wanted", ())):
+            _plan(going)
+            return
     if going.told:
         going.told(f"{party.config}: {'its legs' if given is not None else 'drawing, then its legs'}")
     with opened(party, choices.timeout) as engine:
         fingerprint = going.done.fingerprints[party.config] = engine.fingerprint()
         try:
             _draw_and_encode(going, engine, suite, fingerprint.get("max_model_len"))
-            if going.keep is not None:
-                going.keep.put_grounds(asked, *_kept_grounds(going))
+            if keep is not None:
+                keep.put_grounds(asked, *_kept_grounds(going))
             _plan(going)
             run_tasks(engine, going.plan.tasks.get(party.config, []), going.grounds, going.done, keep=going.keep,
                       progress=going.progress)  # fmt: skip
         except GONE as err:
             if "drawn" not in going.grounds.rollouts:
                 raise
+            going.died = err
             if not going.plan.configs:
                 _plan(going)
             for task in going.plan.tasks.get(party.config, []):
@@ -207,15 +225,24 @@ def _sampler_session(going: Going) -> None:
 
 def _draw_and_encode(going: Going, engine: Engine, suite: Suite, limit: int | None) -> None:
     """What the sampler alone can give: its draws, the answers to the probes, the fixed texts in its ids."""
-    params = going.choices.params
-    prompts, ids, left_out = encoded_prompts(suite, engine, limit, params.max_tokens)
-    if "drawn" not in going.grounds.rollouts:
+    params, wanted = going.choices.params, _wanted_of_sampler(going)
+    draws, probes = "drawn" not in going.grounds.rollouts, "probes" in wanted and engine.SAMPLES
+    prompts, ids, left_out = (
+        encoded_prompts(suite, engine, limit, params.max_tokens) if draws or probes else ([], [], [])
+    )
+    if draws:
         going.grounds = _grounds(draw(engine, [p.prompt for p in prompts], params, ids=ids, progress=going.progress))
         going.suite = {"size": suite.size, "version": suite.version, "prompts": len(prompts), "left_out": left_out}
-    if going.asked("contract") and engine.SAMPLES:
+    if probes and going.probes is None:
         going.probes = contract.draw_probes(engine, ids)
-    if any(going.asked(key) for key in ("fixed-texts", "same-function-texts")):
+    if "texts" in wanted and "texts" not in going.grounds.rollouts:
         _texts(going, engine, suite, limit)
+
+
+def _wanted_of_sampler(going: Going) -> set[str]:
+    """What the legs need of the sampler besides its draws."""
+    texts = any(going.asked(key) for key in ("fixed-texts", "same-function-texts"))
+    return ({"probes"} if going.asked("contract") else set()) | ({"texts"} if texts else set())
 
 
 def _digest(rollouts: Rollouts | None) -> str | None:
@@ -224,7 +251,7 @@ def _digest(rollouts: Rollouts | None) -> str | None:
 
 def _kept_grounds(going: Going) -> tuple[dict[str, Rollouts], dict[str, Any]]:
     grounds = {k: v for k, v in going.grounds.rollouts.items() if k in ("drawn", "texts")}
-    noted: dict[str, Any] = {"suite": going.suite}
+    noted: dict[str, Any] = {"suite": going.suite, "wanted": sorted(_wanted_of_sampler(going))}
     probes = going.probes
     if probes is not None:
         noted |= {"probes": probes.names, "refused": probes.refused}

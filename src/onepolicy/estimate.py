@@ -19,6 +19,8 @@ from onepolicy.types import FloatArray, IntArray, Measurement
 
 #: Fewer effective clusters than this: no interval can be trusted (`coverage` in the docs), a gate is inconclusive.
 LEAST_CLUSTERS = 20
+#: Hashed groups of clusters that a quantile's limits need: 20 clusters fall into about 15 of the 32.
+LEAST_GROUPS = 12
 
 
 class Totals:
@@ -61,7 +63,9 @@ class Totals:
     def quantile(self, read: Quantile) -> float:
         codes, counts = quantile_table(self._sums, read)
         value = _read(hist.quantile(codes, counts.sum(axis=0), read.q), read)
-        return value if read.over is None else self.divide(value, self.quantile(_denominator(read)))
+        if read.over is None or value == 0:  # nothing differs up to here, whatever it is divided by
+            return value
+        return self.divide(value, self.quantile(_denominator(read)))
 
     def pareto_k(self, name: str) -> float:
         codes, counts = self._sums.histograms[name].table()
@@ -183,9 +187,16 @@ def _from_histogram(sums: Sums, m: Metric) -> Measurement:
     if m.quantile is not None and m.quantile.over is not None:
         return _quantile_ratio(sums, m, m.quantile, value, n, groups)
     lower, upper = (None, None)
-    if m.quantile is not None and groups >= LEAST_CLUSTERS:
+    if m.quantile is not None and groups >= LEAST_GROUPS:
         lower, upper = _woodruff(sums, m.quantile)
-    return Measurement(m.key, value, n, 0, sums.n_clusters(), float(groups), None, lower, upper, m.scale)
+    return Measurement(m.key, value, n, 0, sums.n_clusters(), _effective(sums), None, lower, upper, m.scale)
+
+
+def _effective(sums: Sums) -> float:
+    """Kish's effective number of clusters, by the tokens of the term that has most."""
+    sizes = max((np.array([n for _, n in rows.values()], dtype=float) for k, rows in sums.rows.items()
+                 if k.startswith("token:")), key=len, default=np.zeros(0))  # fmt: skip
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
 
 
 def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
@@ -213,8 +224,10 @@ def _share_of_bins(counts: IntArray, n_bins: int) -> tuple[float, float, int]:
 def _quantile_ratio(sums: Sums, m: Metric, read: Quantile, value: float, n: int, groups: int) -> Measurement:
     """A ratio of two quantiles of the same tokens. Its error on the log scale: both quantiles' shares below, linearised
     through the density there, and deleted by the same hashed groups of clusters, so that what they share cancels."""
-    found = Measurement(m.key, value, n, 0, sums.n_clusters(), float(groups), scale="log")
-    if groups < LEAST_CLUSTERS or not value > 0:
+    found = Measurement(m.key, value, n, 0, sums.n_clusters(), _effective(sums), scale="log")
+    if value == 0:
+        return replace(found, std_error=0.0, lower=0.0, upper=0.0, scale="linear")
+    if groups < LEAST_GROUPS or not value > 0:
         return replace(found, scale="log" if value > 0 else "linear")
     over = _influence(sums, _denominator(read))
     top = _influence(sums, read)

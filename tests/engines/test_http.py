@@ -11,7 +11,7 @@ import pytest
 from server import Server, serving
 
 from onepolicy import models
-from onepolicy.check import check
+from onepolicy.check import Choices, check, check_engines
 from onepolicy.engines.base import Engine, SamplingParams
 from onepolicy.engines.http_load import busy
 from onepolicy.engines.open import open_engine
@@ -19,7 +19,8 @@ from onepolicy.engines.shards import sample_shards
 from onepolicy.errors import ContentError, EngineError
 from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts, concat
-from onepolicy.types import Scoring, Values
+from onepolicy.suite import load
+from onepolicy.types import Outcome, Ran, Scoring, Values
 
 pytestmark = pytest.mark.engines
 
@@ -144,6 +145,20 @@ def test_ids_of_another_vocabulary_name_the_record(engine: Engine, served: Rollo
 def score_for_ever(engine: Engine, rollouts: Rollouts) -> None:
     for _ in range(1000):
         engine.score(rollouts)
+
+
+def test_the_whole_check_of_a_server(server: Server) -> None:
+    """A server that computes in float32, as is declared, against transformers: its own legs over HTTP."""
+    suite = load("default")
+    written = replace(suite, prompts=tuple(p for p in suite.prompts if p.prompt)[:40], texts=())
+    legs = ["same-function", "sampler-again", "sampler-batch", "sampler-load", "across-prefill", "contract"]
+    choices = Choices(legs, suite=written, params=SamplingParams(max_tokens=32, seed=3))
+    report, _ = check_engines(f"{server.url}?dtype=float32", "hf:tiny?dtype=float32", choices=choices)
+    ran = {x.key: (x.ran, x.outcome) for x in report.legs if x.key in legs}
+    assert ran == dict.fromkeys(legs, (Ran.DONE, Outcome.PASS))
+    assert report.outcome is Outcome.PASS
+    contract = next(x for x in report.legs if x.key == "contract").facts
+    assert contract["meaning"] == "raw"  # vLLM's own default
 
 
 def test_a_server_killed_half_way_is_one_line(server: Server, engine: Engine, served: Rollouts) -> None:

@@ -132,6 +132,8 @@ def _names(given: Sequence[str] | None) -> list[str] | None:
     if given is None:
         return None
     names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--legs and --skip want names of legs, joined by commas; --legs pair runs none")
     return [name for name in names if name != "pair"]
 
 

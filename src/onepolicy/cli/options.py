@@ -85,6 +85,8 @@ def sampling_params(
     for name, value in (("temperature", temperature), ("top-p", top_p), ("min-p", min_p)):
         if not math.isfinite(value):
             raise UsageError(f"--{name} {value}: wanted a finite number")
+    if top_p <= 0:
+        raise UsageError(f"--top-p {top_p:g}: wanted a share above 0; 1 switches it off")
     return SamplingParams(max_tokens, temperature, top_p, max(top_k, 0), min_p, samples=samples, seed=seed)
 
 

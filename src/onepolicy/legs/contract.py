@@ -204,10 +204,13 @@ _LEAST_PLACEHOLDERS = 3
 
 
 def placeholder_findings(rollouts: Rollouts, sampler: Scoring, scorer: Scoring) -> list[Finding]:
-    """Drawn tokens whose reported value is a placeholder: the exact number, where the scorer is far from it."""
+    """Drawn tokens whose reported value is a placeholder: the exact number, where the scorer is far from it.
+
+    0.0 is none where a kept set may hold one token alone.
+    """
     a, b = _column(sampler), _column(scorer)
     out: list[Finding] = []
-    for value in PLACEHOLDERS:
+    for value in PLACEHOLDERS[1:] if _truncated(rollouts) else PLACEHOLDERS:
         with np.errstate(invalid="ignore"):
             at = np.flatnonzero(rollouts.drawn & (a == value) & (np.abs(b - value) > 0.1))
         if len(at) >= _LEAST_PLACEHOLDERS:
@@ -216,6 +219,11 @@ def placeholder_findings(rollouts: Rollouts, sampler: Scoring, scorer: Scoring) 
             message = f"{len(at):,} drawn tokens have the sampler log-prob {value:g} exactly, where the scorer's is not"
             out.append(finding("placeholder-logprob", message, origin="run", place=place, evidence={"value": value}))
     return out
+
+
+def _truncated(rollouts: Rollouts) -> bool:
+    neutral = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+    return any(rollouts.record(k, i) not in v for k, v in neutral.items() for i in range(len(rollouts)))
 
 
 def with_contract(fingerprint: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +20,9 @@ from onepolicy.types import FloatArray, Floor, FloorColumns, Scoring
 
 #: Distinct kernels: what they are called, and the live switches that choose them. Decode is too slow for long texts.
 KERNELS: tuple[tuple[str, tuple[Mapping[str, Any], ...], frozenset[On]], ...] = (
-    ("full forward", ({},), frozenset({"drawn", "texts"})),
+    ("as configured", ({},), frozenset({"drawn", "texts"})),
     ("another attention", ANOTHER, frozenset({"drawn", "texts"})),
+    ("full forward", ({"path": "prefill"},), frozenset({"drawn", "texts"})),
     ("KV decode", ({"path": "decode"},), frozenset({"drawn"})),
 )
 #: Precisions whose rounding is worth predicting; float32 has its own question.
@@ -72,8 +74,9 @@ def _cannot(party: Party, sampler: Mapping[str, Any], dtype: str | None) -> str:
     kv = sampler.get("kv_cache_dtype")
     if kv not in (None, "auto", dtype):
         return f"the sampler keeps its KV cache in {kv}, which cannot be emulated"
-    if sampler.get("quantization"):
-        return f"the sampler is quantised ({sampler['quantization']}), which cannot be emulated"
+    quantised = sampler.get("weight_quantization") or sampler.get("quantization")
+    if quantised:
+        return f"the sampler is quantised ({quantised}), which cannot be emulated"
     if "dtype" not in party.switches or not party.switches["dtype"].choices or "path" not in party.switches:
         return f"engine {party.spec.name!r} has no variants to measure it with (name one with --floor hf:MODEL)"
     return ""
@@ -92,8 +95,12 @@ def _plan_variants(out: FloorPlan, party: Party, others: Party | None, on: On, p
             live = using_for(Want("floor", using=using), party.spec.name, party.switches, party.options)
         except CannotRun:
             continue
-        task = plan.add(party, Task(party.config, tuple(sorted(live.items())), on))
-        out.variants.append((kernel, task, True))
+        task = Task(party.config, tuple(sorted(live.items())), on)
+        if task in (t for _, t, _ in out.variants):
+            continue  # what is configured is one of the others
+        if not live and "path" in party.switches:
+            kernel = "KV decode" if party.options.get("path") == "decode" else "full forward"
+        out.variants.append((kernel, plan.add(party, task), True))
     if others is not None:
         task = plan.add(others, Task(others.config, (), on))
         out.variants.append((f"full forward in {others.options['dtype']}", task, False))
@@ -145,3 +152,15 @@ def values_of(scoring: Scoring) -> FloatArray:
 def part_of(columns: FloorColumns, index: Any) -> FloorColumns:
     """The columns of some tokens."""
     return replace(columns, scale=columns.scale[index], gaps=columns.gaps[:, index], counted=columns.counted[index])
+
+
+def at_the_edge(planned: FloorPlan | None, scorings: Mapping[Task, Scoring], rollouts: Rollouts) -> int | None:
+    """The most drawn tokens that one of the trusted side's kernels keeps in the nucleus and another one does not: what
+    rounding does at the edge of a kept set. None where there are no two kernels."""
+    if planned is None:
+        return None
+    found = [values_of(scorings[t]) for _, t, _ in planned.variants if t.on == "drawn" and t in scorings]
+    if len(found) < 2:
+        return None
+    out = [np.isneginf(v) for v in found]
+    return max(int(((x != y) & rollouts.drawn).sum()) for x, y in itertools.combinations(out, 2))

@@ -97,7 +97,6 @@ class Ground:
     on: frozenset[str]
     recorded: bool
     neutral: bool
-    dtype: str | None = None
 
 
 def plan_legs(legs: Iterable[Leg], parties: Mapping[Side, Party], ground: Ground, plan: Plan) -> Plan:

@@ -11,7 +11,7 @@ from onepolicy.align import align
 from onepolicy.codes import finding
 from onepolicy.errors import AlignmentError, OnepolicyError
 from onepolicy.gates.bounds import Preset, default_preset, load
-from onepolicy.gates.judge import judge
+from onepolicy.gates.judge import judge, worst
 from onepolicy.legs.base import Leg
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.floor import BUCKETS
@@ -73,9 +73,10 @@ def result_of(
     table = [METRICS[k] for k in METRICS_OF_LEGS]
     sums = reduce(pairs, table, "fixed" if leg.on == "texts" else "drawn")
     report = judge(sums, bounds_of(leg, a, b, floor))
-    outcome = report.outcome if leg.code else Outcome.PASS
+    said = [f for f in report.findings if not _is_edge(f, sums.counts.get("scored", 0))]
+    outcome = worst([f.outcome for f in said]) if leg.code else Outcome.PASS
     place = first_bad(pairs, leg) if outcome in (Outcome.DRIFT, Outcome.ERROR) else ""
-    facts: dict[str, Any] = {"findings": [f.code for f in report.findings if f.outcome is not Outcome.PASS]}
+    facts: dict[str, Any] = {"findings": [f.code for f in said if f.outcome is not Outcome.PASS]}
     if leg.bounds == "function":
         facts["kernels"] = ", ".join(dict.fromkeys(kernels_of(x) for x in (a, b)))
     for scoring, side in ((a, "a"), (b, "b")):
@@ -86,6 +87,16 @@ def result_of(
         leg.key, leg.question, leg.factor, *words, Ran.DONE, "", outcome, report.measurements, gates, place, facts,
         sums.to_dict(),
     )  # fmt: skip
+
+
+#: Tokens that one kernel keeps in the nucleus and another does not are rounding up to this share.
+_EDGE_SHARE = 0.02
+
+
+def _is_edge(found: Finding, tokens: int) -> bool:
+    """Drawn ids that one kernel, or both, leave out of the kept set when they are scored again."""
+    counted = found.code in ("support-violation", "nonfinite-terms") and "metric" not in found.evidence
+    return counted and found.evidence["tokens"] <= _EDGE_SHARE * tokens
 
 
 def kernels_of(scoring: Scoring) -> str:
@@ -103,12 +114,25 @@ _KERNELS = ("cpu_capability", "tf32", "float32_matmul_precision", "matmul")
 
 def bounds_of(leg: Leg, a: Scoring, b: Scoring, floor: FloorColumns | None) -> Preset:
     """The leg's own preset, else one and a half floors where there is a floor, else absolute bounds by precision."""
+    if leg.bounds == "again":
+        return again(a.dtype or b.dtype)
     if leg.bounds is not None:
         return load(leg.bounds)
     if floor is not None:
         return load("leg")
     known: list[str | None] = [x.dtype for x in (a, b) if x.dtype]
     return load(default_preset(known or ["bfloat16"]))
+
+
+#: A rerun may be as far apart as two sound kernels are; finer precisions by their mantissas (bfloat16 has 8 bits).
+_AGAIN = {"float16": 1 / 8, "float32": 2.0**-16, "float64": 2.0**-16}
+
+
+def again(dtype: str | None) -> Preset:
+    """The bounds of a repeat at a precision, those of bfloat16 where it is not known."""
+    preset = load("again")
+    bounds = tuple(replace(b, at_most=b.at_most * _AGAIN.get(dtype or "", 1.0)) for b in preset.bounds)
+    return replace(preset, bounds=bounds)
 
 
 def first_bad(pairs: LogprobPairs, leg: Leg) -> str:
@@ -137,8 +161,22 @@ def findings_of(leg: Leg, result: LegResult) -> list[Finding]:
     if result.outcome in (Outcome.DRIFT, Outcome.ERROR):
         return [finding(leg.code, _sentence(leg, result), origin="run", place=result.place, evidence=_numbers(result))]
     if result.outcome is Outcome.INCONCLUSIVE and leg.code == "different-function":
-        message = f"{leg.key}: {'; '.join(g.metric + ' ' + g.why for g in result.gates if g.why)}"
+        why = "; ".join(f"{g.metric} {g.why}" for g in result.gates if g.why)
+        message = f"{leg.key}: {why or ', '.join(result.facts['findings'])}"
         return [finding("same-function-open", message, origin="run", evidence=_numbers(result))]
+    return _open_findings(leg, result) if result.outcome is Outcome.INCONCLUSIVE else []
+
+
+def _open_findings(leg: Leg, result: LegResult) -> list[Finding]:
+    """A leg that is short of tokens leaves nothing open that the pair does not; one that stands above its bound, or
+    whose engine gave no values, does: a single sequence that is wholly wrong has no interval."""
+    above = [g for g in result.gates if g.outcome is Outcome.INCONCLUSIVE and not (g.value or 0.0) <= g.bound]
+    more: dict[str, Any] = {"origin": "run", "place": result.place, "evidence": _numbers(result)}
+    if above:
+        message = f"{leg.key}: {above[0].metric} is {above[0].value:.3g}, bound {above[0].bound:g}: {above[0].why}"
+        return [finding("undecided", message, **more)]
+    if "missing-logprobs" in result.facts.get("findings", ()):
+        return [finding("leg-failed", f"{leg.key}: tokens without a log-prob", **more)]
     return []
 
 
@@ -161,5 +199,6 @@ def _sentence(leg: Leg, result: LegResult) -> str:
         if (value := m[key].value) is not None
     )
     ratio = m["gap_over_floor/rms"].value if "gap_over_floor/rms" in m else None
-    over = f", {ratio:.2f} times what rounding predicts" if ratio is not None else ""
+    times = "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+    over = f", {times} times what rounding predicts" if times else ""
     return f"{leg.factor}: {size} nats over {_n(result):,} tokens{over}" if size else f"{leg.factor}: {result.facts}"

@@ -85,6 +85,8 @@ def run(
     the tasks that are left. `vital`: the task without which the rest says nothing; when it fails nothing else is run,
     and its error is raised unless something of it was scored. `keep`: where finished scorings are stored and found.
     """
+    if vital in done.failures and vital not in done.partial:  # one engine on both sides, and it is gone
+        raise done.failures[vital]
     for config, party in plan.configs.items():
         err: OnepolicyError | None = None
         for _ in range(_STARTS):
@@ -164,10 +166,13 @@ def _scored(engine: Engine, task: Task, grounds: Grounds, done: Done, progress: 
         ):
             parts.append(part)
             cached += [part.fingerprint["cached_tokens"]] if "cached_tokens" in part.fingerprint else []
-    except EngineError:
+    except (RuntimeError, ValueError, MemoryError) as err:  # EngineError and ContentError are among them
         if parts:
             done.partial[task] = (_joined(parts, rollouts), at.stop)
-        raise
+        if isinstance(err, OnepolicyError):
+            raise
+        # an engine in this process, out of memory for instance: its failure, and not the end of the check
+        raise EngineError(f"engine {engine.NAME!r} raised {type(err).__name__}: {str(err)[:300]}") from err
     scoring = _joined(parts, rollouts)
     if not cached:
         return scoring

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from onepolicy.codes import finding
+from onepolicy.gates.judge import worst
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import Finding, FloatArray, LegResult, Outcome, Question, Ran, Scoring
+from onepolicy.types import Finding, FloatArray, LegResult, Question, Ran, Scoring
 
 #: Largest mean |log-ratio| of two recomputations of one policy, by declared precision (the floor of a rerun or of
 #: another micro-batch: half of what two engines differ by).
@@ -31,7 +32,7 @@ def step_zero(rollouts: Rollouts) -> tuple[LegResult, list[Finding]]:
         return LegResult("step-0", Question.STALENESS, factor, "", "", Ran.NOT, why), []
     facts = {f"{a} and {b}": identities(rollouts, rollouts.scorings[a], rollouts.scorings[b]) for a, b in found}
     findings = [f for pair, row in facts.items() if (f := _finding(pair, row)) is not None]
-    outcome = Outcome.DRIFT if findings else Outcome.PASS
+    outcome = worst([f.outcome for f in findings])
     words = " and ".join(dict.fromkeys(b for _, b in found))
     return LegResult("step-0", Question.STALENESS, factor, "old", words, Ran.DONE, "", outcome, facts=facts), findings
 
@@ -41,13 +42,16 @@ def identities(rollouts: Rollouts, a: Scoring, b: Scoring) -> dict[str, Any]:
     `a`), with the bound for their precision."""
     mask = rollouts.tokens.get("loss_mask")
     on = rollouts.drawn & (rollouts.drawn if mask is None else mask.values & mask.mask())
-    d = (_column(b) - _column(a))[on]
+    with np.errstate(invalid="ignore"):
+        d = (_column(b) - _column(a))[on & a.logprobs.mask() & b.logprobs.mask()]
+    not_finite = int(np.count_nonzero(~np.isfinite(d)))
     d = d[np.isfinite(d)]
     known = [LIMITS[x.dtype] for x in (a, b) if x.dtype in LIMITS]
     ratio = np.exp(d)
     empty = not len(d)
     return {
         "tokens": len(d),
+        "not_finite": not_finite,
         "ratio": None if empty else float(ratio.mean()),
         "clip_fraction": None if empty else float((np.abs(ratio - 1) > CLIP).mean()),
         "kl_k3": None if empty else float((np.expm1(d) - d).mean()),
@@ -58,7 +62,14 @@ def identities(rollouts: Rollouts, a: Scoring, b: Scoring) -> dict[str, Any]:
 
 
 def _finding(pair: str, row: Mapping[str, Any]) -> Finding | None:
-    if row["mean_abs"] is None or row["mean_abs"] <= row["bound"]:
+    if row["not_finite"]:
+        message = f"{pair}: {row['not_finite']:,} log-ratios are not finite, {row['tokens']:,} are"
+        return finding("nonfinite-terms", message, origin="run", evidence=dict(row))
+    if row["mean_abs"] is None:
+        return finding(
+            "not-measured", f"{pair}: no token that is trained on has both", origin="run", evidence=dict(row)
+        )
+    if row["mean_abs"] <= row["bound"]:
         return None
     message = (
         f"{pair}: mean ratio {row['ratio']:.4g}, {row['clip_fraction']:.1%} outside 1 +- {CLIP}, "

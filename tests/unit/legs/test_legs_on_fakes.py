@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from onepolicy.engines.base import SamplingParams
 from onepolicy.types import LegResult, Outcome, Ran, Report, Severity
 
 Checked = Callable[..., Report]
@@ -69,3 +70,18 @@ def test_a_broken_kernel_does_not_raise_the_floor(checked: Checked) -> None:
     assert healthy is not None and broken is not None and healthy.rms and broken.rms
     assert "KV decode" in broken.why
     assert broken.rms < 1.2 * healthy.rms
+
+
+def test_rounding_at_the_edge_of_the_nucleus_is_a_warning(checked: Checked) -> None:
+    """Two sound kernels keep other tokens at the edge of a top-p set; a scorer that cuts deeper is no rounding."""
+    params = SamplingParams(max_tokens=48, seed=3, top_p=0.9)
+    report = checked(params=params, legs=["scorer-path", "contract"])
+    found = [f for f in report.findings if f.code == "support-violation"]
+    assert found and all(f.severity is Severity.WARN and "own kernels" in f.message for f in found)
+    assert failing(report) == set()
+    assert leg(report, "scorer-path").outcome is not Outcome.DRIFT
+    assert report.fingerprints["sampler"]["logprob_contract"]["meaning"] == "processed"
+
+
+def test_a_token_that_the_scorer_excludes_is_still_a_failure(checked: Checked) -> None:
+    assert "support-violation" in failing(checked(sampler="&fault=support"))
