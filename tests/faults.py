@@ -50,12 +50,13 @@ def _adapter(times: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
 ONE_LORA, TWO_LORAS = _adapter(1.0), _adapter(2.0)
 
 
-def faults(rope: float, tensor: str) -> dict[str, Fault]:
-    """`rope`: half of the model's own base; `tensor`: an MLP matrix in the middle."""
+def faults(rope: float, tensor: str, layers: int) -> dict[str, Fault]:
+    """`rope`: half of the model's own base; `tensor`: a matrix in the middle; `layers`: one fewer than it has."""
     noise = json.dumps({"noise": {"tensor": tensor, "share": 0.01, "seed": 0}})
     return {
         "rope base": Fault(f'overrides={{"rope_theta": {rope}}}'),
         "norm epsilon": Fault('overrides={"rms_norm_eps": 1e-3}'),
+        "one layer fewer": Fault(f'overrides={{"num_hidden_layers": {layers}}}'),
         "packed without document mask": Fault("packing=unmasked"),
         "left padding without position ids": Fault("padding_side=left_unpositioned"),
         "older head": Fault(edit=_head, config={"tie_word_embeddings": False}),

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from onepolicy.engines.base import Engine, Progress, SamplingParams
 from onepolicy.engines.semantics import Rules
-from onepolicy.errors import OnepolicyError
+from onepolicy.errors import OnepolicyError, UsageError
 from onepolicy.estimate import LEAST_CLUSTERS
-from onepolicy.gates.bounds import default_preset, load
+from onepolicy.gates.bounds import load
 from onepolicy.legs import LEGS, SPECIAL, contract
 from onepolicy.legs.base import Leg, On, Side, Want, chosen, using_for
 from onepolicy.legs.floors import FloorPlan, plan_floor
@@ -102,7 +102,9 @@ def run_check(
     given = {"sampler": sampler, "scorer": scorer, "reference": choices.reference, "floor": choices.floor}
     parties: dict[Any, Party] = {name: Party.of(engine) for name, engine in given.items() if engine is not None}
     if pair.bounds is None and _undeclared(parties["scorer"]):
-        default_preset([None])  # says what is missing before anything is started
+        # asked before anything is started
+        what = f"engine {parties['scorer'].config}: its precision is not declared, so there are no default bounds"
+        raise UsageError(f"{what}; add ?dtype=bfloat16 (or float16, float32), or pass --bounds")
     going = Going(pair, choices, parties, told=told, progress=progress)
     if choices.keep is not None:
         going.keep = Kept(choices.keep)

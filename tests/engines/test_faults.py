@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 MODELS = Path(onepolicy.__file__).parent / "models"
 TINY = MODELS / "tiny"
-FAULTS = faults(5000.0, "model.layers.2.mlp.down_proj.weight")
+FAULTS = faults(5000.0, "model.layers.2.mlp.down_proj.weight", 3)
 FUNCTION = ("same-function", "same-function-settings")
 
 
@@ -216,7 +216,7 @@ def test_mixture_models_are_held_against_rounding_where_the_experts_are_equal(ch
 
 @pytest.mark.parametrize("name", ["rope base", "norm epsilon", "1% noise on one matrix"])
 def test_faults_of_the_mixture_model(checked: Callable[..., Report], name: str) -> None:
-    fault = faults(5000.0, "model.layers.2.self_attn.o_proj.weight")[name]
+    fault = faults(5000.0, "model.layers.2.self_attn.o_proj.weight", 3)[name]
     report = checked(f"hf:tiny-moe?{fault.options}", "vllm:tiny-moe")
     assert leg(report, "same-function").outcome is Outcome.DRIFT
     assert bool(gates_that_drift(report)) is fault.large

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faults import ONE_LORA, Fault, faults, model_with
+from faults import faults, model_with
 from onepolicy.check import Choices, check_engines
 from onepolicy.engines.base import SamplingParams
 from onepolicy.suite import Suite, load
@@ -21,16 +21,21 @@ from onepolicy.types import LegResult, Outcome, Report, Severity
 pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(1800)]
 
 MODEL = Path(__file__).resolve().parents[2] / "build" / "models" / "smollm2"
-FAULTS = faults(50000.0, "model.layers.15.mlp.down_proj.weight")
+# the adapter, another layer count and the settings one by one: `tests/engines/test_faults.py`
+FAULTS = {
+    name: fault
+    for name, fault in faults(50000.0, "model.layers.15.mlp.down_proj.weight", 29).items()
+    if name not in ("adapter merged twice", "one layer fewer")
+}
 FUNCTION = ("same-function", "same-function-settings")
 FLOOR = ("gap_over_floor/rms", "gap_over_floor/p50", "gap_over_floor/p95")
 
 
 def some(texts: int = 0) -> Suite:
-    """36 written prompts; short texts."""
+    """30 written prompts; short texts."""
     suite = load("default")
     short = [t for t in suite.texts if t.made is None and t.reply and len(t.reply) < 400][:texts]
-    prompts = tuple(p for p in suite.prompts if p.prompt)[:36]
+    prompts = tuple(p for p in suite.prompts if p.prompt)[:30]
     return replace(suite, version=f"{suite.version}-some-{texts}", prompts=prompts, texts=tuple(short))
 
 
@@ -96,11 +101,8 @@ def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
 ) -> None:
     fault, folder = FAULTS[name], tmp_path_factory.getbasetemp()
     model = model_with(fault, MODEL, folder / name.replace(" ", "-"))
-    sampler = ""
-    if name == "adapter merged twice":
-        sampler = f"vllm:{model_with(Fault(edit=ONE_LORA), MODEL, folder / 'adapter-merged-once')}"
     # the floor of the sound model, so that it is measured once
-    report = checked(f"hf:{model}" + (f"?{fault.options}" if fault.options else ""), sampler, floor=f"hf:{MODEL}")
+    report = checked(f"hf:{model}" + (f"?{fault.options}" if fault.options else ""), floor=f"hf:{MODEL}")
     assert report.outcome is Outcome.DRIFT
     assert "different-function" in failing(report)
     assert leg(report, "same-function").outcome is Outcome.DRIFT
@@ -111,14 +113,12 @@ def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
         assert report.context["floor_fault"] > 0
 
 
-@pytest.mark.parametrize(("setting", "value"), [("temperature", 0.7), ("top_p", 0.8)])
-def test_settings_that_the_scorer_ignores(checked: Callable[..., Report], setting: str, value: float) -> None:
-    report = checked(f"hf:{MODEL}?semantics=raw", legs=[*FUNCTION, "contract"], floor=f"hf:{MODEL}", **{setting: value})
+def test_a_nucleus_that_the_scorer_ignores(checked: Callable[..., Report]) -> None:
+    """Drift by the mean ratio, about the kept mass, and the contract leg names it."""
+    report = checked(f"hf:{MODEL}?semantics=raw", legs=[*FUNCTION, "contract"], floor=f"hf:{MODEL}", top_p=0.8)
     assert leg(report, "same-function").outcome is Outcome.PASS
     assert leg(report, "same-function-settings").outcome is Outcome.DRIFT
     assert "logprob-contract" in failing(report)
-    assert drifted(report) & set(FLOOR)
-    if setting == "top_p":  # about the kept mass; at another temperature the mean ratio stays 1
-        assert "ratio_bias/mean" in drifted(report)
-        ratio = report.measurements["ratio/mean"].value
-        assert ratio is not None and 0.78 < ratio < 0.97
+    assert "ratio_bias/mean" in drifted(report)
+    ratio = report.measurements["ratio/mean"].value
+    assert ratio is not None and 0.78 < ratio < 0.97

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from onepolicy.cli import options
-from onepolicy.errors import UsageError
+from onepolicy.errors import ContentError, UsageError
 from onepolicy.types import Report
 
 
@@ -141,19 +141,22 @@ def _names(given: Sequence[str] | None) -> list[str] | None:
 def _kept(directory: Path | None) -> Iterator[Path]:
     """Where finished scorings are kept. Without a directory of the user's: a temporary one, which is named when the
     check is interrupted and removed when it ends."""
-    if directory is not None:
-        yield directory
-        return
-    temporary = Path(tempfile.mkdtemp(prefix="onepolicy-check-"))
+    kept = directory or Path(tempfile.mkdtemp(prefix="onepolicy-check-"))
+    ours = directory is None
     try:
-        yield temporary
-    except BaseException:
-        if any(temporary.iterdir()):
-            print(f"what was finished is kept: --resume {temporary} goes on from there", file=sys.stderr, flush=True)
-        else:
-            temporary.rmdir()
+        yield kept
+    except (UsageError, ContentError):  # asked again otherwise: nothing of it would be taken
+        if ours:
+            shutil.rmtree(kept, ignore_errors=True)
         raise
-    shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException:
+        if kept.is_dir() and any(kept.iterdir()):
+            print(f"what was finished is kept: --resume {kept} goes on from there", file=sys.stderr, flush=True)
+        elif ours:
+            kept.rmdir()
+        raise
+    if ours:
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def require_view(view: str) -> None:

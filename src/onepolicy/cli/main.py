@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from onepolicy.errors import MissingExtra, OnepolicyError
 
 def main() -> NoReturn:
     """The console script."""
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # a job that is ended keeps what it has, too
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

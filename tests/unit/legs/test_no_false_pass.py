@@ -63,7 +63,7 @@ def test_a_repeat_is_bounded_by_its_precision(dtype: str | None, bound: float) -
 
 def test_a_precision_that_nobody_declares_is_asked_for_before_anything_starts() -> None:
     rollouts = record_rollouts(SAMPLER, prompts=["a", "b"], params=SamplingParams(max_tokens=4))
-    with pytest.raises(UsageError, match="must declare"):
+    with pytest.raises(UsageError, match="its precision is not declared"):
         check(rollouts, "callable:no.such.module:fn")
 
 
