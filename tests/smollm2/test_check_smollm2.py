@@ -46,7 +46,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
     done: dict[str, Report] = {}
 
     def run(scorer: str, sampler: str = "", legs: Any = FUNCTION, texts: int = 0, **more: Any) -> Report:
-        sampling = {"max_tokens": 40, "seed": 7, **{k: more.pop(k) for k in ("temperature", "top_p") if k in more}}
+        sampling = {"max_tokens": 48, "seed": 7, **{k: more.pop(k) for k in ("temperature", "top_p") if k in more}}
         sampler = sampler or f"vllm:{MODEL}"
         key = repr((scorer, sampler, legs, texts, sampling, more))
         if key not in done:

@@ -23,7 +23,7 @@ from onepolicy.types import Report
 def check(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="What `record` wrote, or recorded:FILE?side=NAME. Default: draw first."),
+        typer.Argument(metavar="FILE", help="What `record` wrote, or recorded:FILE?side=NAME. Default: draw first."),
     ] = None,
     scorer: options.Scorer = ...,  # pyright: ignore[reportArgumentType]
     sampler: options.Sampler = None,
@@ -66,7 +66,7 @@ def check(
     \b
     Example:
       onepolicy check --sampler vllm:MODEL --scorer hf:MODEL
-      onepolicy check rollouts.parquet --scorer callable:my.trainer:logprobs -o report.json -o comment.md
+      onepolicy check rollouts.parquet --scorer callable:my.trainer:logprobs -o report.md
     """
     from onepolicy.check import Choices
     from onepolicy.cli.outputs import require_free, show
