@@ -3,19 +3,19 @@ a bug: the same function in float32, each side against itself, and the floor tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onepolicy import checked, checking
-from onepolicy.engines.base import Engine, EngineSpec, Progress, SamplingParams, options_of
+from onepolicy.checking import Choices
+from onepolicy.engines.base import Engine, EngineSpec, Progress, options_of
 from onepolicy.engines.open import engine_class, named
 from onepolicy.errors import AlignmentError, ContentError, UsageError
 from onepolicy.gates.bounds import load
 from onepolicy.legs.run import Told
 from onepolicy.rollouts import Rollouts
-from onepolicy.suite import Suite
 from onepolicy.types import Report
 from onepolicy.verdict import (
     compare,
@@ -32,26 +32,6 @@ __all__ = [
     "Choices", "check", "check_engines", "check_file", "compare", "compare_rollouts", "fingerprint_findings", "judged",
     "median_reply", "rejudge", "worst_in_context",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What a check does besides comparing the pair.
-
-    `legs`: names of the legs to run, None for all; `skip`: names left out. `reference`, `floor`: engines for a third
-    scoring and for the floor's variants. `suite`: a size of the built-in suite, or one that was loaded; `params`: how
-    its prompts are drawn from. `keep`: a directory where finished scorings are stored, so that an interrupted check
-    goes on. `timeout`: seconds for one request to an engine.
-    """
-
-    legs: Sequence[str] | None = None
-    skip: Sequence[str] = ()
-    reference: str | Engine | None = None
-    floor: str | Engine | None = None
-    suite: str | Suite = "default"
-    params: SamplingParams = field(default_factory=SamplingParams)
-    keep: Path | None = None
-    timeout: float = 600.0
 
 
 def check_file(

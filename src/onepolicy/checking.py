@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from onepolicy.engines.base import Engine, Progress, SamplingParams
 from onepolicy.engines.semantics import Rules
@@ -38,17 +40,24 @@ class Pair:
     exact: bool
 
 
-class Chosen(Protocol):
-    """`check.Choices`, as this file needs it."""
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a check does besides comparing the pair.
 
-    legs: Any
-    skip: Any
-    reference: Any
-    floor: Any
-    suite: Any
-    params: SamplingParams
-    keep: Any
-    timeout: float
+    `legs`: names of the legs to run, None for all; `skip`: names left out. `reference`, `floor`: engines for a third
+    scoring and for the floor's variants. `suite`: a size of the built-in suite, or one that was loaded; `params`: how
+    its prompts are drawn from. `keep`: a directory where finished scorings are stored, so that an interrupted check
+    goes on. `timeout`: seconds for one request to an engine.
+    """
+
+    legs: Sequence[str] | None = None
+    skip: Sequence[str] = ()
+    reference: str | Engine | None = None
+    floor: str | Engine | None = None
+    suite: str | Suite = "default"
+    params: SamplingParams = field(default_factory=SamplingParams)
+    keep: Path | None = None
+    timeout: float = 600.0
 
 
 @dataclass(slots=True)
@@ -56,7 +65,7 @@ class Going:
     """One check under way: what was asked, the plan, what is done."""
 
     pair: Pair
-    choices: Any
+    choices: Choices
     parties: dict[Side, Party]
     plan: Plan = field(default_factory=Plan)
     done: Done = field(default_factory=Done)
@@ -93,7 +102,7 @@ def run_check(
     sampler: str | Engine | None,
     scorer: str | Engine,
     pair: Pair,
-    choices: Chosen,
+    choices: Choices,
     told: Told | None,
     progress: Progress | None,
 ) -> Going:
@@ -275,7 +284,7 @@ def _restore(going: Going, grounds: dict[str, Rollouts], noted: dict[str, Any]) 
         going.probes = contract.Probes(drawn, tuple(noted["probes"]), noted["refused"], prompted)
 
 
-def _suite(choices: Chosen) -> Suite:
+def _suite(choices: Choices) -> Suite:
     return choices.suite if isinstance(choices.suite, Suite) else load_suite(choices.suite)
 
 
