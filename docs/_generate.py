@@ -132,10 +132,6 @@ switches only; `process` gives no numbers at all.
 
 
 _LEGS = """\
----
-orphan: true
----
-
 # Legs
 
 A leg scores the same ids twice and changes one factor, so what differs is that factor's. `check` runs every leg that

@@ -54,9 +54,11 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     seen += more + _left_out(going)
     legs, found = _legs(going, {on: columns for on, (_, columns) in floors.items()})
     legs = [_with_production(leg, side, scoring) for leg in legs]
+    judges_floor = preset is None or any(b.metric.startswith("gap_over_floor") for b in preset.bounds)
+    view = going.view if pair.view == "drawn" else pair.view
     report, pairs = compare(
-        judged, None, (pair.side, "scorer"), preset, pair.view, pair.reply_length, [*seen, *found],
-        columns if preset is None or "gap_over_floor" in " ".join(b.metric for b in preset.bounds) else None,
+        judged, None, (pair.side, "scorer"), preset, view, pair.reply_length, [*seen, *found],
+        columns if judges_floor else None,
     )  # fmt: skip
     report = replace(report, findings=tuple(_at_the_edge(going, f) for f in report.findings))
     report = _with_legs(report, (*special, *legs), floor)
@@ -109,7 +111,9 @@ def _grounds(going: Going) -> list[On]:
 def _floor(going: Going, on: On) -> tuple[Floor | None, FloorColumns | None]:
     if going.floor is None:
         return None, None
-    return floor_of(going.floor, going.done.scorings, going.grounds.rollouts[on], on)
+    rollouts = going.grounds.rollouts[on]
+    mask = rollouts.drawn if on == "drawn" and going.view == "drawn" else ~rollouts.drawn
+    return floor_of(going.floor, going.done.scorings, rollouts, on, mask)
 
 
 #: A floor's engine further than this many floors from *both* sides computes another model.
@@ -195,7 +199,8 @@ def _result(going: Going, planned: Planned, columns: Mapping[On, FloorColumns | 
     if floor is not None:  # of the leg's own two scorings
         x, y = (behind(s.routes, rollouts) for s in (a, done.scorings[planned.b]))
         floor = replace(floor, counted=equal_routes(x, y, rollouts.n_tokens))
-    return result_of(leg, rollouts, a, done.scorings[planned.b], (_words(planned.a), _words(planned.b)), floor)
+    words = (_words(planned.a), _words(planned.b))
+    return result_of(leg, rollouts, a, done.scorings[planned.b], words, floor, going.view)
 
 
 def _failure(planned: Planned, err: OnepolicyError) -> LegResult:

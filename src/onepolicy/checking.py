@@ -93,6 +93,11 @@ class Going:
         """The scorer's values for the pair under test."""
         return Task(self.parties["scorer"].config, (), "drawn", distributions=self.pair.exact)
 
+    @property
+    def view(self) -> str:
+        """The tokens that legs look at: the drawn ones; all others where nothing was drawn, or they were asked for."""
+        return "fixed" if self.pair.view == "fixed" or not self.rollouts.drawn.any() else "drawn"
+
     def asked(self, key: str) -> bool:
         return (self.choices.legs is None or key in self.choices.legs) and key not in self.choices.skip
 
@@ -110,10 +115,10 @@ def run_check(
     chosen({**LEGS, **SPECIAL}, choices.legs, choices.skip)  # names are refused before anything is started
     given = {"sampler": sampler, "scorer": scorer, "reference": choices.reference, "floor": choices.floor}
     parties: dict[Any, Party] = {name: Party.of(engine) for name, engine in given.items() if engine is not None}
-    if pair.bounds is None and _undeclared(parties["scorer"]):
-        # asked before anything is started
-        what = f"engine {parties['scorer'].config}: its precision is not declared, so there are no default bounds"
-        raise UsageError(f"{what}; add ?dtype=bfloat16 (or float16, float32), or pass --bounds")
+    for name in ("scorer", *(["sampler"] if rollouts is None else [])):
+        if pair.bounds is None and _undeclared(parties[name]):  # asked before anything is started
+            what = f"engine {parties[name].config}: its precision is not declared, so there are no default bounds"
+            raise UsageError(f"{what}; add ?dtype=bfloat16 (or float16, float32), or pass --bounds")
     going = Going(pair, choices, parties, told=told, progress=progress)
     if choices.keep is not None:
         going.keep = Kept(choices.keep)

@@ -111,7 +111,8 @@ def judged(
 def rejudge(report: Report, bounds: str) -> Report:
     """A saved report under other bounds, from its Sums; what was seen while running is kept."""
     kept = [f for f in report.findings if f.origin == "run"]
-    return judged(report.sums, load(bounds), report.reply_length or 1, kept, report.fingerprints, report.context)
+    fresh = judged(report.sums, load(bounds), report.reply_length or 1, kept, report.fingerprints, report.context)
+    return replace(fresh, legs=report.legs, floor=report.floor)
 
 
 def median_reply(pairs: LogprobPairs) -> int:

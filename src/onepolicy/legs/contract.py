@@ -210,6 +210,10 @@ def placeholder_findings(rollouts: Rollouts, sampler: Scoring, scorer: Scoring) 
     """
     a, b = _column(sampler), _column(scorer)
     out: list[Finding] = []
+    with np.errstate(invalid="ignore"):
+        others = np.abs(b - a)[rollouts.drawn & np.isfinite(a) & np.isfinite(b) & ~np.isin(a, PLACEHOLDERS)]
+    if len(others) and np.median(others) > 0.1:
+        return out  # the two sides differ everywhere: those values are not what is wrong
     for value in PLACEHOLDERS[1:] if _truncated(rollouts) else PLACEHOLDERS:
         with np.errstate(invalid="ignore"):
             at = np.flatnonzero(rollouts.drawn & (a == value) & (np.abs(b - value) > 0.1))

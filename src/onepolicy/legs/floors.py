@@ -16,7 +16,7 @@ from onepolicy.legs.plan import Party, Plan, Task, configured
 from onepolicy.legs.precision import FLOAT32
 from onepolicy.legs.routes import behind
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import FloatArray, Floor, FloorColumns, Scoring
+from onepolicy.types import BoolArray, FloatArray, Floor, FloorColumns, Scoring
 
 #: Distinct kernels: what they are called, and the live switches that choose them. Decode is too slow for long texts.
 KERNELS: tuple[tuple[str, tuple[Mapping[str, Any], ...], frozenset[On]], ...] = (
@@ -122,9 +122,9 @@ def _plan_reference(out: FloorPlan, party: Party, on: On, plan: Plan) -> None:
 
 
 def floor_of(
-    planned: FloorPlan, scorings: Mapping[Task, Scoring], rollouts: Rollouts, on: On
+    planned: FloorPlan, scorings: Mapping[Task, Scoring], rollouts: Rollouts, on: On, mask: BoolArray
 ) -> tuple[Floor, FloorColumns | None]:
-    """The floor over the tokens `on`, with its columns, from the tasks that were done."""
+    """The floor over the tokens `on` under `mask` `[T]`, with its columns, from the tasks that were done."""
     if planned.why:
         return Floor("incomplete", planned.why, planned.dtype), None
     variants = [
@@ -134,7 +134,6 @@ def floor_of(
     ]
     reference = scorings.get(planned.reference[on]) if on in planned.reference else None
     exact = None if reference is None else values_of(reference)
-    mask = rollouts.drawn if on == "drawn" else np.ones(rollouts.n_tokens, dtype=bool)
     emulating = [v for v in variants if v.emulates]
     mixed = len(emulating) < len(variants)
     if (len(emulating) > 1 or (mixed and emulating)) or exact is None or not variants:

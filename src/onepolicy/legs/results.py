@@ -63,15 +63,21 @@ def pairs_for(leg: Leg, rollouts: Rollouts, a: Scoring, b: Scoring, floor: Floor
 
 
 def result_of(
-    leg: Leg, rollouts: Rollouts, a: Scoring, b: Scoring, words: tuple[str, str], floor: FloorColumns | None
+    leg: Leg,
+    rollouts: Rollouts,
+    a: Scoring,
+    b: Scoring,
+    words: tuple[str, str],
+    floor: FloorColumns | None,
+    view: str = "drawn",
 ) -> LegResult:
-    """The leg, run. `words`: its two scorings, for people."""
+    """The leg, run. `words`: its two scorings, for people; `view`: which tokens, `fixed` where nothing is drawn."""
     try:
         pairs = pairs_for(leg, rollouts, a, b, floor)
     except AlignmentError as err:
         return not_run(leg, str(err))
     table = [METRICS[k] for k in METRICS_OF_LEGS]
-    sums = reduce(pairs, table, "fixed" if leg.on == "texts" else "drawn")
+    sums = reduce(pairs, table, "fixed" if leg.on == "texts" else view)
     report = judge(sums, bounds_of(leg, a, b, floor))
     said = [f for f in report.findings if not _is_edge(f, sums.counts.get("scored", 0))]
     outcome = worst([f.outcome for f in said]) if leg.code else Outcome.PASS
