@@ -21,7 +21,7 @@ from onepolicy.types import LegResult, Outcome, Report, Severity
 pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(1800)]
 
 MODEL = Path(__file__).resolve().parents[2] / "build" / "models" / "smollm2"
-# the adapter, another layer count and the settings one by one: `tests/engines/test_faults.py`
+# the adapter, another layer count and the settings one by one: `tests/engines/test_faults_on_real_engines.py`
 FAULTS = {
     name: fault
     for name, fault in faults(50000.0, "model.layers.15.mlp.down_proj.weight", 29).items()

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from onepolicy.check import Choices, check_engines
 from onepolicy.engines.base import SamplingParams
-from onepolicy.suite import Suite, load
 from onepolicy.types import Report
-
-SAMPLER, SCORER = "fake:?dtype=bfloat16", "fake:?dtype=bfloat16&order=pairwise"
-
-
-def small(texts: int = 24) -> Suite:
-    """40 prompts and short texts of other clusters."""
-    suite = load("default")
-    prompts = tuple(p for p in suite.prompts if p.prompt)[:40]
-    short = [t for t in suite.texts if t.made is None and t.reply and len(t.reply) < 300]
-    return replace(suite, prompts=prompts, texts=tuple(short[:texts]))
+from small_suite import SAMPLER, SCORER, small
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from conftest import small
 from onepolicy.check import Choices, check_engines
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.fake import FakeEngine
 from onepolicy.legs import contract
 from onepolicy.rollouts import Rollouts, column_values
 from onepolicy.types import LegResult, Outcome, Ran, Report
+from small_suite import small
 
 LEGS = ("contract",)
 

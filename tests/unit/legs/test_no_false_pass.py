@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from conftest import SAMPLER, SCORER, small
 from onepolicy.check import Choices, check, check_engines
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.fake import FakeEngine
@@ -16,6 +15,7 @@ from onepolicy.legs.results import again
 from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Outcome, Ran, Report, Severity
+from small_suite import SAMPLER, SCORER, small
 
 PARAMS = SamplingParams(max_tokens=48, seed=3)
 

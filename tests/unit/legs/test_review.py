@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SAMPLER, SCORER, small
 from onepolicy.check import Choices, check, check_engines
 from onepolicy.checking import some_of
 from onepolicy.engines.base import SamplingParams
@@ -24,6 +23,7 @@ from onepolicy.legs.step_zero import step_zero
 from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Floor, LegResult, Outcome, Ran, Report, Scoring, Values
+from small_suite import SAMPLER, SCORER, small
 
 PARAMS = SamplingParams(max_tokens=40, seed=2)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SAMPLER, SCORER, small
 from onepolicy.check import Choices, check, check_engines
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.fake import FakeEngine
@@ -18,6 +17,7 @@ from onepolicy.legs import LEGS
 from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import LegResult, Outcome, Ran, Report, Scoring
+from small_suite import SAMPLER, SCORER, small
 
 PARAMS = SamplingParams(max_tokens=40, seed=2)
 

@@ -71,12 +71,14 @@ def healthy(checked: Callable[..., Report]) -> Report:
 def test_a_sound_pair_passes_every_leg(healthy: Report) -> None:
     assert failing(healthy) == set()
     assert healthy.outcome is Outcome.PASS
-    ran = {x.key: x.outcome for x in healthy.legs if x.ran is Ran.DONE}
-    open_ = {x.key: [g.why for g in x.gates if g.why] for x in healthy.legs if x.outcome is Outcome.INCONCLUSIVE}
-    assert open_ == {}
+    ran = {x.key for x in healthy.legs if x.ran is Ran.DONE}
+    # few tokens may differ at all where only the batch does: such a leg is undecided, and far below its bound
+    undecided = [g for x in healthy.legs if x.outcome is Outcome.INCONCLUSIVE for g in x.gates if g.why]
+    assert all(g.value is not None and g.value < g.bound / 2 for g in undecided)
     wanted = {"same-function", "contract", "sampler-again", "sampler-batch", "sampler-path", "sampler-cache"}
     wanted |= {"scorer-again", "scorer-batch", "scorer-padding", "scorer-packing", "scorer-path", "scorer-attention"}
-    assert wanted <= set(ran)
+    assert wanted <= ran
+    assert not {x.key for x in healthy.legs if x.outcome is Outcome.DRIFT or x.ran is Ran.FAILED}
 
 
 def test_its_gap_is_what_rounding_predicts(healthy: Report) -> None:
