@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -21,7 +22,11 @@ MAIN = [sys.executable, "-c", "from onepolicy.cli.main import main; main()"]
 def test_an_interrupted_check_goes_on(tmp_path: Path, end: signal.Signals) -> None:
     kept = tmp_path / "kept"
     words = [*MAIN, *CHECK, "--resume", str(kept)]
-    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    # whoever started the tests may ignore interrupts, and children inherit that
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    running = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=heed
+    )
     deadline = time.monotonic() + 120
     while len(list(kept.glob("*.npz"))) < 2 and time.monotonic() < deadline and running.poll() is None:
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from onepolicy.errors import MissingExtra, OnepolicyError
 
 def main() -> NoReturn:
     """The console script."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # a job that is ended keeps what it has, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended keeps what it has, too
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
