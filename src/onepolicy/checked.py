@@ -17,8 +17,8 @@ from onepolicy.floor import equal_routes, ownership, smallest_fault
 from onepolicy.gates.bounds import Preset
 from onepolicy.gates.judge import worst
 from onepolicy.legs import LEGS, SPECIAL, contract
-from onepolicy.legs.base import On
-from onepolicy.legs.floors import at_the_edge, floor_of, part_of, values_of
+from onepolicy.legs.base import On, values_of
+from onepolicy.legs.floors import at_the_edge, floor_of, part_of
 from onepolicy.legs.plan import Planned, Task
 from onepolicy.legs.results import failed, findings_of, kernels_of, not_run, result_of
 from onepolicy.legs.routes import behind, routes_result

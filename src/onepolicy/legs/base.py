@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from onepolicy.engines.base import EngineSpec, Switch, options_of
 from onepolicy.errors import UsageError
-from onepolicy.types import Question
+from onepolicy.types import FloatArray, Question, Scoring
 
 Side = Literal["sampler", "scorer", "reference", "floor"]
 #: Which tokens a leg scores: all drawn ones; those of some sequences, for what is slow; the suite's fixed texts.
@@ -127,3 +129,10 @@ def chosen(table: Mapping[str, Any], only: Sequence[str] | None, skip: Sequence[
     if only is not None and set(only) & set(skip):
         raise UsageError(f"leg {sorted(set(only) & set(skip))[0]!r} is both asked for and skipped")
     return [leg for key, leg in table.items() if (only is None or key in only) and key not in skip]
+
+
+def values_of(scoring: Scoring) -> FloatArray:
+    """`[T]` float64, NaN where null."""
+    out = np.array(scoring.logprobs.values, dtype=np.float64)
+    out[~scoring.logprobs.mask()] = np.nan
+    return out

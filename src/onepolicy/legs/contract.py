@@ -12,6 +12,7 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.engines.base import Engine, SamplingParams
 from onepolicy.errors import EngineDied, EngineError, UsageError
+from onepolicy.legs.base import values_of
 from onepolicy.legs.run import as_raw
 from onepolicy.rollouts import Rollouts, concat
 from onepolicy.types import Finding, FloatArray, LegResult, Outcome, Question, Ran, Scoring
@@ -94,7 +95,7 @@ def contract_of(probes: Probes, raw: Scoring, processed: Scoring) -> dict[str, A
     """
     assert probes.rollouts is not None
     rollouts = probes.rollouts
-    reported, without, applied = (_column(s) for s in (rollouts.scorings["sampler"], raw, processed))
+    reported, without, applied = (values_of(s) for s in (rollouts.scorings["sampler"], raw, processed))
     rows = [_row(name, probes, reported, without, applied) for name in PROBES if name in probes.names]
     rows += [{"setting": n, "applied": None, "why": "not supported by the sampler"} for n in probes.refused]
     return {"settings": rows, "meaning": meaning_of(rows), "prompt_logprobs": _prompt_row(probes, without)}
@@ -136,19 +137,13 @@ def _prompt_row(probes: Probes, without: FloatArray) -> dict[str, Any] | None:
     """Whether the sampler's prompt log-probs are raw: they are held against the scorer's raw reading."""
     if probes.prompted is None or probes.rollouts is None:
         return None
-    given = _column(probes.prompted)
+    given = values_of(probes.prompted)
     on = probes.rollouts.drawn & np.isfinite(given) & np.isfinite(without)
-    sampled = _column(probes.rollouts.scorings["sampler"])
+    sampled = values_of(probes.rollouts.scorings["sampler"])
     with np.errstate(invalid="ignore"):
         gap = float(np.abs(given - without)[on].mean()) if on.any() else None
         same = bool(np.array_equal(given[on], sampled[on]))
     return {"gap_to_raw": gap, "equal_to_sampled": same, "tokens": int(on.sum())}
-
-
-def _column(scoring: Scoring) -> FloatArray:
-    out = np.array(scoring.logprobs.values, dtype=np.float64)
-    out[~scoring.logprobs.mask()] = np.nan
-    return out
 
 
 def contract_result(contract: Mapping[str, Any], sampler: str, declared: str | None) -> LegResult:
@@ -208,7 +203,7 @@ def placeholder_findings(rollouts: Rollouts, sampler: Scoring, scorer: Scoring) 
 
     0.0 is none where a kept set may hold one token alone.
     """
-    a, b = _column(sampler), _column(scorer)
+    a, b = values_of(sampler), values_of(scorer)
     out: list[Finding] = []
     with np.errstate(invalid="ignore"):
         others = np.abs(b - a)[rollouts.drawn & np.isfinite(a) & np.isfinite(b) & ~np.isin(a, PLACEHOLDERS)]

@@ -11,12 +11,12 @@ import numpy as np
 
 from onepolicy.floor import Variant, assumed, measured
 from onepolicy.legs.attention import ANOTHER
-from onepolicy.legs.base import CannotRun, On, Side, Want, using_for
+from onepolicy.legs.base import CannotRun, On, Side, Want, using_for, values_of
 from onepolicy.legs.plan import Party, Plan, Task, configured
 from onepolicy.legs.precision import FLOAT32
 from onepolicy.legs.routes import behind
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import BoolArray, FloatArray, Floor, FloorColumns, Scoring
+from onepolicy.types import BoolArray, Floor, FloorColumns, Scoring
 
 #: Distinct kernels: what they are called, and the live switches that choose them. Decode is too slow for long texts.
 KERNELS: tuple[tuple[str, tuple[Mapping[str, Any], ...], frozenset[On]], ...] = (
@@ -139,13 +139,6 @@ def floor_of(
     if (len(emulating) > 1 or (mixed and emulating)) or exact is None or not variants:
         return measured(variants, exact, mask, planned.dtype)
     return assumed(variants[0].logprobs - exact, exact, mask, planned.dtype)
-
-
-def values_of(scoring: Scoring) -> FloatArray:
-    """`[T]` float64, NaN where null."""
-    out = np.array(scoring.logprobs.values, dtype=np.float64)
-    out[~scoring.logprobs.mask()] = np.nan
-    return out
 
 
 def part_of(columns: FloorColumns, index: Any) -> FloorColumns:

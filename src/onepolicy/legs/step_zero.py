@@ -13,8 +13,9 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.gates.judge import worst
+from onepolicy.legs.base import values_of
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import Finding, FloatArray, LegResult, Question, Ran, Scoring
+from onepolicy.types import Finding, LegResult, Question, Ran, Scoring
 
 #: Largest mean |log-ratio| of two recomputations of one policy, by declared precision (the floor of a rerun or of
 #: another micro-batch: half of what two engines differ by).
@@ -43,7 +44,7 @@ def identities(rollouts: Rollouts, a: Scoring, b: Scoring) -> dict[str, Any]:
     mask = rollouts.tokens.get("loss_mask")
     on = rollouts.drawn & (rollouts.drawn if mask is None else mask.values & mask.mask())
     with np.errstate(invalid="ignore"):
-        d = (_column(b) - _column(a))[on & a.logprobs.mask() & b.logprobs.mask()]
+        d = (values_of(b) - values_of(a))[on & a.logprobs.mask() & b.logprobs.mask()]
     not_finite = int(np.count_nonzero(~np.isfinite(d)))
     d = d[np.isfinite(d)]
     known = [LIMITS[x.dtype] for x in (a, b) if x.dtype in LIMITS]
@@ -77,9 +78,3 @@ def _finding(pair: str, row: Mapping[str, Any]) -> Finding | None:
         f"bound {row['bound']:g}"
     )
     return finding("not-at-step-zero", message, origin="run", evidence=dict(row))
-
-
-def _column(scoring: Scoring) -> FloatArray:
-    out = np.array(scoring.logprobs.values, dtype=np.float64)
-    out[~scoring.logprobs.mask()] = np.nan
-    return out
