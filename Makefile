@@ -42,8 +42,9 @@ demo: $(VENV)/.light
 	@echo
 	@echo "The same with vLLM:  make .venv/.engines && $(BIN)/onepolicy check --sampler vllm:tiny --scorer hf:tiny"
 
+# a file of tests stays in one process: its engines are started once
 test: $(VENV)/.engines
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.core
 	$(BIN)/ruff check .
