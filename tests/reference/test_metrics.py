@@ -68,7 +68,7 @@ class Sample:
         self.position = pairs.positions[rollouts.drawn]
         self.z = (pairs.log_ratio / floor.scale)[on & floor.counted]
         self.z_position = pairs.positions[on & floor.counted]
-        known = np.isfinite(floor.gaps) & on
+        known = np.isfinite(floor.gaps) & on & floor.counted  # over the same tokens
         self.v, self.v_position = (floor.gaps / floor.scale)[known], np.tile(pairs.positions, (3, 1))[known]
         s, o, m = rollouts.scorings["sampler"], rollouts.scorings["old"], rollouts.drawn
         self.a, self.b = s.logprobs.values[m], o.logprobs.values[m]
