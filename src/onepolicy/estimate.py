@@ -193,10 +193,14 @@ def _from_histogram(sums: Sums, m: Metric) -> Measurement:
 
 
 def _effective(sums: Sums) -> float:
-    """Kish's effective number of clusters, by the tokens of the term that has most."""
-    sizes = max((np.array([n for _, n in rows.values()], dtype=float) for k, rows in sums.rows.items()
-                 if k.startswith("token:")), key=len, default=np.zeros(0))  # fmt: skip
-    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
+    """Kish's effective number of clusters, by the tokens of the term that has most of both (by name among equals)."""
+    found = [
+        (len(rows), sum(n for _, n in rows.values()), k) for k, rows in sums.rows.items() if k.startswith("token:")
+    ]
+    if not found:
+        return 0.0
+    sizes = [n for _, n in sums.rows[max(found)[2]].values()]
+    return sum(sizes) ** 2 / sum(n * n for n in sizes) if any(sizes) else 0.0
 
 
 def _woodruff(sums: Sums, read: Quantile) -> tuple[float, float]:
