@@ -282,5 +282,8 @@ def _common(fingerprints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined_ids(ids: Sequence[str | None]) -> str | None:
-    parts = dict.fromkeys(part for x in ids if x is not None for part in x.split("+"))
+    given = dict.fromkeys(x for x in ids if x is not None)
+    if len(given) == 1:  # as it is, whatever characters it has
+        return next(iter(given))
+    parts = dict.fromkeys(part for x in given for part in x.split("+"))
     return "+".join(sorted(parts)) if parts else None
