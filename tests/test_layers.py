@@ -41,6 +41,7 @@ LAYERS: list[tuple[str, int]] = [
     ("storage", 7),
     ("models", 7),
     ("suite", 7),
+    ("tokens", 8),
     ("engines", 8),
     ("report", 9),
     ("record", 9),
