@@ -321,3 +321,30 @@ class Report:
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     legs: tuple[LegResult, ...] = ()
     floor: Floor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A table for people: a title, the names of its columns (one that ends in a colon holds numbers), rows of cells."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """What the token checks found: before any probability.
+
+    `subject`: what was looked at, name -> words. `counts`: of records, tokens, and each class of difference.
+    `listings`: for people. `details`: what each check saw, JSON-able, by the name of the check.
+    """
+
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+    subject: Mapping[str, str]
+    counts: Mapping[str, int]
+    listings: tuple[Listing, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    headline: str = ""

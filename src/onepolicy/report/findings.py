@@ -12,14 +12,14 @@ from rich.text import Text
 from onepolicy.report.sections import heading
 from onepolicy.report.text import escaped
 from onepolicy.report.words import is_note
-from onepolicy.types import Finding, Report, Severity
+from onepolicy.types import Finding, Report, Severity, TokenReport
 
 _MARK = {Severity.FAIL: ("✗", "red"), Severity.WARN: ("!", "yellow"), Severity.INFO: ("·", "dim")}
 #: Kinds of findings shown whole; more are named in one line.
 _SHOWN = 5
 
 
-def findings(report: Report) -> Iterator[RenderableType]:
+def findings(report: Report | TokenReport) -> Iterator[RenderableType]:
     """Each kind of finding with its place, rivals and advice."""
     if not report.findings:
         return

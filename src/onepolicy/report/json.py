@@ -36,25 +36,25 @@ def to_json(report: Report) -> str:
 def _opened(noun: Report | LegResult, **first: Any) -> str:
     """All but the sums and the legs, line by line; the brace is left open."""
     fields = {f.name: getattr(noun, f.name) for f in dataclasses.fields(noun) if f.name not in ("sums", "legs")}
-    return json.dumps({**first, **_encoded(fields)}, ensure_ascii=True, allow_nan=False, indent=1).removesuffix("\n}")
+    return json.dumps({**first, **encoded(fields)}, ensure_ascii=True, allow_nan=False, indent=1).removesuffix("\n}")
 
 
 def _line(sums: Mapping[str, Any] | None) -> str:
-    return json.dumps(_encoded(sums), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(encoded(sums), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _encoded(value: Any) -> Any:
-    """`value` in the types of JSON."""
+def encoded(value: Any) -> Any:
+    """`value` in the types of JSON; NaN and infinities are tagged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: encoded(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _encoded(v) for k, v in value.items()}
+        return {str(k): encoded(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encoded(v) for v in value]
+        return [encoded(v) for v in value]
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, np.generic):
-        return _encoded(value.item())
+        return encoded(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value

@@ -11,14 +11,14 @@ Source of the format: the schema of Jenkins' xUnit plugin, which GitLab's and Gi
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from onepolicy.report import words
 from onepolicy.report.numbers import number
 from onepolicy.report.sentences import sentences
 from onepolicy.report.text import escaped
-from onepolicy.types import Finding, Gate, LegResult, Outcome, Ran, Report
+from onepolicy.types import Finding, Gate, LegResult, Outcome, Ran, Report, TokenReport
 
 _SUITE = "onepolicy check"
 #: Cases of a kind; the rest are counted in the properties.
@@ -39,17 +39,23 @@ class Case:
 
 def render_junit(report: Report) -> str:
     """The report as JUnit XML text, with a declaration; plain ASCII."""
-    cases = list(_distinct(_cases(report)))
+    said = "\n".join([f"{report.outcome.value}: {words.headline(report)}", *sentences(report)])
+    return document(_SUITE, _cases(report), _properties(report), said)
+
+
+def document(name: str, cases: Iterable[Case], properties: Iterable[tuple[str, str]], said: str) -> str:
+    """One suite as JUnit XML text."""
+    cases = list(_distinct(cases))
     counts = _counts(cases)
-    root = ET.Element("testsuites", {"name": _SUITE, **{k: v for k, v in counts.items() if k != "skipped"}})
-    suite = ET.SubElement(root, "testsuite", {"name": _SUITE, **counts})
-    properties = ET.SubElement(suite, "properties")
-    for name, value in _properties(report):
-        ET.SubElement(properties, "property", {"name": name, "value": value})
+    root = ET.Element("testsuites", {"name": name, **{k: v for k, v in counts.items() if k != "skipped"}})
+    suite = ET.SubElement(root, "testsuite", {"name": name, **counts})
+    listed = ET.SubElement(suite, "properties")
+    for key, value in properties:
+        ET.SubElement(listed, "property", {"name": key, "value": value})
     for case in cases:
         suite.append(_element(case))
     out = ET.SubElement(suite, "system-out")
-    out.text = "\n".join([f"{report.outcome.value}: {words.headline(report)}", *sentences(report)])
+    out.text = said
     ET.indent(root)
     text = ET.tostring(root, encoding="us-ascii", xml_declaration=False).decode("ascii")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
@@ -96,15 +102,16 @@ def _cases(report: Report) -> Iterator[Case]:
     yield _verdict(report)
     yield from (_bound(g, report) for g in report.gates[:_CASES] if not words.silent(g))
     yield from (_leg(leg, report) for leg in report.legs[:_CASES])
-    yield from (_finding(f, report) for f in report.findings[:_CASES] if not words.is_note(f))
+    yield from (finding_case(f, report) for f in report.findings[:_CASES] if not words.is_note(f))
 
 
 def _verdict(report: Report) -> Case:
     body = "\n".join(sentences(report))
-    return _judged("verdict", "verdict", report.outcome, words.headline(report), body)
+    return judged("verdict", "verdict", report.outcome, words.headline(report), body)
 
 
-def _judged(kind: str, name: str, outcome: Outcome, message: str, body: str = "") -> Case:
+def judged(kind: str, name: str, outcome: Outcome, message: str, body: str = "") -> Case:
+    """A case that passes with its outcome."""
     if outcome is Outcome.PASS:
         return Case(kind, name)
     tag = "error" if outcome is Outcome.ERROR else "failure"
@@ -122,7 +129,7 @@ def _bound(gate: Gate, report: Report) -> Case:
     why = f": {escaped(gate.why)}" if gate.why else ""
     message = f"{word}: {number(gate.value)}{limit}, bound {number(gate.bound)}{why}"
     body = f"{gate.n:,} tokens, {gate.effective_clusters:.3g} effective clusters\nbound: {escaped(gate.source)}"
-    return _held(_judged("bounds", name, gate.outcome, message, body), report)
+    return _held(judged("bounds", name, gate.outcome, message, body), report)
 
 
 def _leg(leg: LegResult, report: Report) -> Case:
@@ -137,22 +144,23 @@ def _leg(leg: LegResult, report: Report) -> Case:
     sizes += [f"{number(over.value)} floors"] if over is not None and over.value is not None else []
     message = "; ".join([outcome.value, *sizes, *([escaped(leg.place)] if leg.place else [])])
     body = escaped(f"{leg.question.value}: {leg.factor} ({leg.a} against {leg.b})")
-    return _held(_judged("legs", name, outcome, message, body), report)
+    return _held(judged("legs", name, outcome, message, body), report)
 
 
 def _why(leg: LegResult) -> str:
     return escaped(f"not run: {leg.why or 'no reason given'}")
 
 
-def _finding(found: Finding, report: Report) -> Case:
+def finding_case(found: Finding, report: Report | TokenReport) -> Case:
+    """A finding as a case: what only warns is skipped."""
     place = f"at {escaped(found.place)}\n" if found.place else ""
     body = f"{place}{escaped(found.advice)}\nonepolicy explain {found.code}"
     if found.outcome is Outcome.PASS:  # a warning
         return Case("findings", found.code, "skipped", message=escaped(f"warns: {found.message}"), body=body)
-    return _held(_judged("findings", found.code, found.outcome, escaped(found.message), body), report)
+    return _held(judged("findings", found.code, found.outcome, escaped(found.message), body), report)
 
 
-def _held(case: Case, report: Report) -> Case:
+def _held(case: Case, report: Report | TokenReport) -> Case:
     """The case, skipped where it failed and the report passes all the same: the verdict does not hang on it."""
     if report.outcome is not Outcome.PASS or case.tag not in ("failure", "error"):
         return case
@@ -160,7 +168,7 @@ def _held(case: Case, report: Report) -> Case:
     return Case(case.kind, case.name, "skipped", message=message, body=case.body)
 
 
-def _distinct(cases: Iterator[Case]) -> Iterator[Case]:
+def _distinct(cases: Iterable[Case]) -> Iterator[Case]:
     """Names that are there already get a number: readers merge cases of one name."""
     seen: dict[tuple[str, str], int] = {}
     for case in cases:

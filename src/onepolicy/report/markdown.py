@@ -14,7 +14,7 @@ from onepolicy.report import rows, words
 from onepolicy.report.numbers import near_one, number
 from onepolicy.report.sentences import ownership, sentences
 from onepolicy.report.text import escaped
-from onepolicy.types import Finding, Measurement, Outcome, Ran, Report, Severity
+from onepolicy.types import Finding, Measurement, Outcome, Ran, Report, Severity, TokenReport
 
 #: GitHub refuses comments above 65,536 characters.
 LIMIT = 60_000
@@ -63,7 +63,8 @@ def _next(report: Report) -> str:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def _findings(report: Report) -> Iterator[str]:
+def findings_section(report: Report | TokenReport) -> Iterator[str]:
+    """The table of the findings, most suspicious first."""
     groups = [list(g) for _, g in groupby(report.findings, key=lambda f: (f.code, f.outcome))]
     if not groups:
         return
@@ -189,7 +190,7 @@ def _fingerprints(report: Report) -> Iterator[str]:
 
 #: In the order of the comment, the most important first: the last ones go when there is no room.
 _SECTIONS: dict[str, Callable[[Report], Iterator[str]]] = {
-    "findings": _findings,
+    "findings": findings_section,
     "bounds": _bounds,
     "legs": _legs,
     "contract": _contract,

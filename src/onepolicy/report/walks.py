@@ -42,13 +42,29 @@ def extent(walks: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def ratio_label(log_ratio: float) -> str:
-    """e^y as people say it: ×2.7, 1/2.7."""
-    if abs(log_ratio) > 700:
-        return ""
-    if abs(log_ratio) < 1e-9:
-        return "×1"
-    factor = number(math.exp(abs(log_ratio)), 2 if 0.5 < abs(log_ratio) < 4.6 else 3)
+    """e^y as people say it: ×2.7, 1/2.7, ×1.0002, 1/2.2e4; far beyond floats too. At most ten characters."""
+    size = abs(log_ratio)
+    if size < 1e-6 or size > 2e6:
+        return "×1" if size < 1e-6 else ""
+    factor = _power(size) if size > math.log(9999) else number(math.exp(size), _digits(size))
     return f"×{factor}" if log_ratio > 0 else f"1/{factor}"
+
+
+def _digits(size: float) -> int:
+    """Significant digits of e^size, more the nearer it is to 1, so that neighbouring labels differ."""
+    return 2 if 0.5 < size < 4.6 else max(3, 2 + math.ceil(-math.log10(size)))
+
+
+def _power(size: float) -> str:
+    """e^size as 2.2e4, by its logarithm; without the 2.2 where only the exponent says anything."""
+    exponent, fraction = divmod(size / math.log(10), 1.0)
+    digits = f"{10**fraction:.{1 if exponent < 1000 else 0}f}"
+    return f"1e{exponent + 1:.0f}" if digits.startswith("10") else f"{digits.removesuffix('.0')}e{exponent:.0f}"
+
+
+def _token_ticks(last: int, most: int) -> list[float]:
+    """There is no half of a token."""
+    return [t for t in ticks(0, last, most) if t == round(t)]
 
 
 # -- terminal ----------------------------------------------------------------------------------------------------------
@@ -118,7 +134,7 @@ def _steps(before: int | None, y: int) -> range:
 
 def _token_axis(last: int, columns: int) -> Iterator[str]:
     marks, labels = ["─"] * columns, [" "] * (columns + _RIGHT)
-    for t in ticks(0, last, 6):
+    for t in _token_ticks(last, 6):
         c = min(columns - 1, round(t / last * (columns - 1)))
         text = number(t)
         start = max(0, min(c - len(text) // 2, columns + _RIGHT - len(text)))
@@ -130,7 +146,7 @@ def _token_axis(last: int, columns: int) -> Iterator[str]:
 # -- SVG ---------------------------------------------------------------------------------------------------------------
 
 _WIDE, _TALL = 750, 400
-_BOX = (64, 48, 650, 350)  # left, top, right, bottom of the plot
+_BOX = (84, 48, 650, 350)  # left, top, right, bottom of the plot
 #: Eight hues that stand out from white and from near-black, at least 3 to 1.
 _HUES = ("#2f7dc4", "#c8591b", "#2a9160", "#b5478a", "#7a67d0", "#8f7a14", "#178fa0", "#d0453f")
 _STYLE = (
@@ -199,7 +215,7 @@ def _axes(low: float, high: float, last: int) -> Iterator[str]:
         yield f'<path class="gr" d="M{left} {at}H{right}"/>'
         yield f'<text x="{left - 6}" y="{at}" dy=".35em" text-anchor="end">{number(round(y, 12))}</text>'
         yield f'<text class="n" x="{right + 6}" y="{at}" dy=".35em">{ratio_label(y)}</text>'
-    for t in ticks(0, last, 7):
+    for t in _token_ticks(last, 7):
         at = f"{_x(t, last):.1f}"
         yield f'<path class="ax" d="M{at} {bottom}v5"/>'
         yield f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{number(t)}</text>'
