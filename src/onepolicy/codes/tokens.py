@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onepolicy.codes.kind import DRIFT, ERROR, FAIL, INFO, PASS, WARN, Code
+from onepolicy.codes.kind import DRIFT, ERROR, FAIL, INFO, OPEN, PASS, WARN, Code
 
 TOKENS: dict[str, Code] = {
     # the record
@@ -28,6 +28,13 @@ TOKENS: dict[str, Code] = {
         PASS,
         "records that could not be read were left out",
         "Write them again; --strict makes this an error.",
+    ),
+    "nothing-checked": Code(
+        6,
+        INFO,
+        OPEN,
+        "what was asked for could not be checked",
+        "Record token ids with the rollouts, or name a tokenizer: --tokenizer MODEL.",
     ),
     # ids and text
     "retokenization-drift": Code(
@@ -58,6 +65,13 @@ TOKENS: dict[str, Code] = {
         PASS,
         "encoding and decoding changes the text",
         "A normalizer, an unknown token or a clean-up step: compare texts after it, or compare ids.",
+    ),
+    "text-of-other-ids": Code(
+        1,
+        WARN,
+        PASS,
+        "the text of a record is not the text of its ids",
+        "Check that the tokenizer given here is the sampler's, and what rewrites text after sampling. Trust the ids.",
     ),
     "special-token-look-alike": Code(
         2,
@@ -252,6 +266,23 @@ TOKENS: dict[str, Code] = {
         "tool, environment or template tokens are inside the loss mask",
         "The policy did not draw them: set their mask to 0.",
         True,
+    ),
+    "stop-token-inside": Code(
+        2,
+        WARN,
+        PASS,
+        "sampling went on after a stop token",
+        "Look for ignore_eos, min_tokens, and stop ids that the sampler was not given; do not cut the reply there.",
+    ),
+    "sampled-not-trained": Code(
+        2,
+        INFO,
+        PASS,
+        "sampled tokens are outside of the loss mask",
+        "Nothing, if that is meant (a filter, one turn of many); else set their mask to 1.",
+    ),
+    "tokens-not-checked": Code(
+        7, INFO, PASS, "the record lacks what a token check needs", "Record it: ids, stop ids, finish reason, masks."
     ),
     # sampled spans
     "sampled-span-changed": Code(
