@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onepolicy.checking import Going, is_neutral
 from onepolicy.codes import by_rank, finding
+from onepolicy.engine_tokens import directory_of, findings_in_check
 from onepolicy.engines.texts import decoder_of
 from onepolicy.errors import EngineDied, OnepolicyError, UsageError
 from onepolicy.floor import equal_routes, ownership, smallest_fault
 from onepolicy.gates.bounds import Preset
 from onepolicy.gates.judge import worst
 from onepolicy.legs import LEGS, SPECIAL, contract
-from onepolicy.legs.base import On, values_of
+from onepolicy.legs.base import On, Side, values_of
 from onepolicy.legs.floors import at_the_edge, floor_of, part_of
 from onepolicy.legs.plan import Planned, Task
 from onepolicy.legs.results import failed, findings_of, kernels_of, not_run, result_of
@@ -50,6 +52,7 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     judged = scored if whole else scored.take(range(going.done.partial[going.production][1]))
     side = rollouts.scorings[pair.side]
     seen += fingerprint_findings(side.fingerprint, scoring.fingerprint)
+    seen += findings_in_check(judged, *(_home(going, name) for name in ("sampler", "scorer")))
     special, more = _special(going, scored, scoring)
     seen += more + _left_out(going)
     legs, found = _legs(going, {on: columns for on, (_, columns) in floors.items()})
@@ -69,6 +72,12 @@ def report_of(going: Going, preset: Preset | None) -> tuple[Report, Rollouts]:
     with _decoder(going) as engine:
         tokens = worst_in_context(report.sums, pairs, engine)
     return replace(report, context={**report.context, **_context(going, report, floor), "tokens": tokens}), scored
+
+
+def _home(going: Going, side: Side) -> Path | None:
+    """The model directory of a side's engine, where it has one."""
+    party = going.parties.get(side)
+    return None if party is None or party.engine is not None else directory_of(str(party.spec))
 
 
 @contextmanager

@@ -77,11 +77,19 @@ def command() -> Any:
     """The whole command line as a click command."""
     import typer
 
-    from onepolicy.cli import check, compare, explain, horizon, judge, record, root, suite
+    from onepolicy.cli import check, compare, explain, horizon, judge, record, root, suite, tokens
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(root.root)
-    for verb in (record.record, check.check, compare.compare, judge.judge, horizon.horizon, explain.explain):
+    for verb in (
+        record.record,
+        tokens.tokens,
+        check.check,
+        compare.compare,
+        judge.judge,
+        horizon.horizon,
+        explain.explain,
+    ):
         app.command(name=verb.__name__)(verb)
     app.add_typer(suite.suite, name="suite")
     return typer.main.get_command(app)

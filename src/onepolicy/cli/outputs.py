@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onepolicy.errors import UsageError
-from onepolicy.types import Report
+from onepolicy.types import Report, TokenReport
 
 #: suffix of an output -> the renderer that writes it.
 SUFFIXES: dict[str, str] = {".json": "json", ".md": "markdown", ".xml": "junit"}
@@ -54,6 +54,20 @@ def show(report: Report, outputs: Outputs, as_json: bool) -> int:
     else:
         width = shutil.get_terminal_size((100, 40)).columns
         say(RENDERERS["text"](report, width=width, color=coloured()).rstrip("\n"))
+    return report.outcome.exit_code
+
+
+def show_tokens(report: TokenReport, outputs: Outputs, as_json: bool) -> int:
+    """`show` for a report of the token checks."""
+    from onepolicy.report.fidelity import TOKEN_RENDERERS
+
+    for path in _listed(outputs):
+        save(TOKEN_RENDERERS[SUFFIXES.get(path.suffix.lower(), "json")](report).rstrip("\n"), path)
+    if as_json:
+        say(TOKEN_RENDERERS["json"](report))
+    else:
+        width = shutil.get_terminal_size((100, 40)).columns
+        say(TOKEN_RENDERERS["text"](report, width=width, color=coloured()).rstrip("\n"))
     return report.outcome.exit_code
 
 

@@ -79,6 +79,7 @@ def _screen(report: TokenReport) -> Iterator[Any]:
 
 
 def _listing(listing: Listing) -> Iterator[Any]:
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -86,13 +87,12 @@ def _listing(listing: Listing) -> Iterator[Any]:
 
     yield heading(escaped(listing.title, 80), escaped(listing.note, 200))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for i, name in enumerate(listing.columns):
+    for name in listing.columns:
         number = name.endswith(":")
-        label = ("  " if i == 0 else "") + escaped(name.removesuffix(":"), 60)
-        table.add_column(label, justify="right" if number else "left", overflow="fold")
+        table.add_column(escaped(name.removesuffix(":"), 60), justify="right" if number else "left", overflow="fold")
     for row in listing.rows[:ROWS]:
-        table.add_row(*(Text(("  " if i == 0 else "") + escaped(cell, 200)) for i, cell in enumerate(row)))
-    yield table
+        table.add_row(*(Text(escaped(cell, 300)) for cell in row))
+    yield Padding(table, (0, 0, 0, 2))
     if len(listing.rows) > ROWS:
         yield Text(f"  and {len(listing.rows) - ROWS} more", style="dim")
 

@@ -1,0 +1,286 @@
+"""Tokens first: rollouts, two tokenizers, two engines or a chat template, looked at before any probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onepolicy.codes import by_rank, finding
+from onepolicy.engine_tokens import pair_listings
+from onepolicy.gates.judge import worst
+from onepolicy.tokens.base import Tokenizer, TokenRecord
+from onepolicy.tokens.counts import check_counts
+from onepolicy.tokens.gather import Gathered
+from onepolicy.tokens.masks import check_masks
+from onepolicy.tokens.pair import PairReport, compare_tokenizers
+from onepolicy.tokens.probes import probes
+from onepolicy.tokens.prompt_sides import compare_prompts
+from onepolicy.tokens.reading import RecordStream
+from onepolicy.tokens.roundtrip import Way, check_chunk, way
+from onepolicy.tokens.roundtrip_result import RoundTrip
+from onepolicy.tokens.spans import check_turns
+from onepolicy.tokens.stops import check_stops
+from onepolicy.tokens.templates.check import TemplateReport, bind, check_template
+from onepolicy.tokens.templates.compare import compare_templates
+from onepolicy.tokens.templates.conversations import built_in
+from onepolicy.types import Finding, Listing, TokenReport
+
+Told = Callable[[int, int], None]
+
+
+def check_rollouts(
+    source: str | Path | RecordStream | Iterable[Any],
+    tokenizer: Tokenizer | None = None,
+    scorer_tokenizer: Tokenizer | None = None,
+    *,
+    reencodes: bool | None = None,
+    stop_ids: Sequence[int] = (),
+    strict: bool = False,
+    progress: Told | None = None,
+) -> TokenReport:
+    """Every check that the records allow: counts, stop tokens, masks, turns, prompts of two sides, and with a tokenizer
+    the round trip of the sampled ids. Constant memory on a file of any size.
+
+    `tokenizer` decodes, `scorer_tokenizer` (default: the same) encodes again. `reencodes`: whether the pipeline does so
+    (None: not known). `stop_ids`: the sampler's, besides each record's own.
+    Errors: those of `RecordStream` and of the tokenizers.
+    """
+    stream = source if isinstance(source, RecordStream) else RecordStream(source, strict=strict)
+    going = _Rollouts(tokenizer, scorer_tokenizer, tuple(stop_ids))
+    for chunk in stream:
+        going.add(chunk)
+        if progress:
+            progress(stream.n_records, 0)
+    pair = going.pair()
+    findings = [*stream.findings(), *going.findings(reencodes), *(pair.findings if pair else [])]
+    return _report(
+        _open(findings, stream, tokenizer),
+        _subject(stream, going, reencodes),
+        going.counts(stream),
+        [*going.listings(), *(pair_listings(pair) if pair else [])],
+        {"round_trip": going.trip.as_json() if tokenizer else None, "pair": pair.to_json() if pair else None},
+        going.said(),
+    )
+
+
+class _Rollouts:
+    """What is gathered over the chunks of a stream."""
+
+    def __init__(self, a: Tokenizer | None, b: Tokenizer | None, stop_ids: tuple[int, ...]) -> None:
+        self.a, self.b = a, a if b is None else b
+        self.there: Way | None = None if a is None else way(a, b)
+        special: Mapping[str, int | None] = {} if a is None else a.special_ids()
+        stops = _stop_ids(a) if a is not None else ()
+        self.bos, self.eos, self.pad = special.get("bos"), special.get("eos"), special.get("pad")
+        self.stop_ids = (*stop_ids, *(i for i in stops if i not in stop_ids))
+        self.trip, self.gathered = RoundTrip(), Gathered()
+
+    def add(self, chunk: Sequence[TokenRecord]) -> None:
+        for record in chunk:
+            self.gathered.add(self._ids(record))
+        sides = [r for r in chunk if len(r.sides) > 1]
+        if sides:
+            self.gathered.add(compare_prompts(sides, self.bos, eos=self.eos, pad=self.pad, tokenizer=self.a))
+        if self.there is not None:
+            self.trip += check_chunk(chunk, self.there)
+
+    def _ids(self, record: TokenRecord) -> Iterable[Finding]:
+        if self.there is None:  # with a tokenizer the round trip names them
+            yield from _negative(record)
+        yield from check_counts(record, stop_ids=self.stop_ids)
+        yield from check_stops(record, stop_ids=self.stop_ids, pad=self.pad)
+        yield from check_masks(record, stop_ids=self.stop_ids, pad=self.pad)
+        yield from check_turns(record, tokenizer=self.a)
+
+    def pair(self) -> PairReport | None:
+        """The two tokenizers themselves, where there are two."""
+        return None if self.a is None or self.b is None or self.a is self.b else compare_tokenizers(self.a, self.b)
+
+    def findings(self, reencodes: bool | None) -> list[Finding]:
+        return [*self.gathered.findings(), *self.trip.findings(reencodes)]
+
+    def counts(self, stream: RecordStream) -> dict[str, int]:
+        seen = {"records": stream.n_records, "tokens": stream.n_tokens, "left out": stream.n_skipped}
+        return {name: n for name, n in seen.items() if n or name != "left out"} | self.gathered.counts()
+
+    def listings(self) -> list[Listing]:
+        rows = [
+            (part, f"{n:,}", f"{self.trip.differing.get(part, 0):,}", _classes(self.trip, part))
+            for part, n in self.trip.checked.items()
+        ]
+        columns = ("part", "checked:", "do not survive:", "as what")
+        return [Listing("Round trip", columns, tuple(rows), "ids, decoded and encoded again")] if rows else []
+
+    def said(self) -> str:
+        return "the sampled ids survive decoding and encoding" if self.there else "counts, stop tokens and masks agree"
+
+
+def _negative(record: TokenRecord) -> Iterable[Finding]:
+    """Ids that no vocabulary has."""
+    for part, ids in (("prompt", record.prompt_ids), ("reply", record.reply_ids)):
+        at = [i for i, x in enumerate(ids or ()) if x < 0]
+        if at:
+            found = [(ids or [])[i] for i in at[:8]]
+            message = f"{record.record_id}: {len(at)} negative ids, {found[0]} at position {at[0]} of the {part}"
+            evidence = {"class": "negative", "part": part, "positions": at[:8], "ids": found}
+            yield finding("unknown-ids", message, place=record.place, evidence=evidence)
+
+
+def _classes(trip: RoundTrip, part: str) -> str:
+    found: dict[str, int] = {}
+    for (where, cls, _), group in trip.groups.items():
+        if where == part:
+            found[cls] = found.get(cls, 0) + group.n
+    return ", ".join(f"{cls} {n:,}" for cls, n in sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    part = tokenizer.parts().get("stop_ids")
+    content = part.content if part is not None and part.known else None
+    return tuple(int(i) for i in content) if isinstance(content, list | tuple) else ()
+
+
+def _open(findings: list[Finding], stream: RecordStream, tokenizer: Tokenizer | None) -> list[Finding]:
+    """What was not looked at is no pass: a file without ids, and no tokenizer to make any."""
+    if stream.n_without_ids < stream.n_records:
+        return findings
+    what = "no record has token ids"
+    if tokenizer is not None:
+        message = f"{what}: only the texts were checked, not what was sampled"
+        return [*findings, finding("nothing-checked", message, evidence={"records": stream.n_records})]
+    return [*findings, finding("nothing-checked", f"{what}, and no tokenizer was given: nothing was checked")]
+
+
+def _subject(stream: RecordStream, going: _Rollouts, reencodes: bool | None) -> dict[str, str]:
+    source = stream.source
+    named = str(source) if isinstance(source, str | Path) else "records in memory"
+    out = {"rollouts": named}
+    if going.a is not None and going.b is not None:
+        out["decoded by"], out["encoded by"] = (
+            f"{going.a.name} ({going.a.BACKEND})",
+            f"{going.b.name} ({going.b.BACKEND})",
+        )
+        known = {
+            True: "encodes text again",
+            False: "keeps the ids",
+            None: "not known; --reencodes says it encodes again",
+        }
+        out["pipeline"] = known[reencodes]
+    if going.stop_ids:
+        out["stop ids"] = ", ".join(map(str, going.stop_ids))
+    return out
+
+
+def _named(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.name} ({tokenizer.BACKEND})"
+
+
+# -- two tokenizers ----------------------------------------------------------------------------------------------------
+
+
+def check_tokenizers(a: Tokenizer, b: Tokenizer, *, texts: Iterable[str] | None = None) -> TokenReport:
+    """Parts and behaviour of two tokenizers, and their chat templates on the same conversations."""
+    pair = compare_tokenizers(a, b, texts=texts)
+    subject = {"sampler": _named(a), "scorer": _named(b)}
+    counts = {"parts compared": len(pair.parts), "texts compared": sum(row.texts for row in pair.behaviour)}
+    said = "the two tokenizers give the same ids"
+    return _report(pair.findings, subject, counts, pair_listings(pair), {"pair": pair.to_json()}, said)
+
+
+# -- a chat template ---------------------------------------------------------------------------------------------------
+
+
+def check_chat_template(
+    template: str | None = None, tokenizer: Tokenizer | None = None, *, seen: Sequence[Finding] = (), **more: Any
+) -> TokenReport:
+    """Whether a template (None: the tokenizer's) is safe for multi-turn RL, and what the tokenizer does not keep of a
+    text. `more`: as `templates.check.check_template`; `seen`: findings made before, on the way to the conversations.
+
+    Errors: `UsageError` for neither a template nor a tokenizer; `ContentError` for conversations that are none.
+    """
+    findings, listings = [*seen], []
+    subject, counts, details = {"template": "none"}, {}, {}
+    said = "the tokenizer keeps every text of the probe set"
+    if template is not None or tokenizer is None or tokenizer.chat_template is not None:
+        found = check_template(template, tokenizer=tokenizer, **more)
+        findings += found.findings
+        subject, counts, details = (
+            {"template": found.digest},
+            {"conversations": len(found.conversations)},
+            found.to_json(),
+        )
+        listings += _template_listings(found)
+        said = "the template keeps history, and the sampled tokens with it"
+    if tokenizer is not None:
+        subject["tokenizer"] = _named(tokenizer)
+        trips = {group: _probed(tokenizer, texts) for group, texts in probes().items()}
+        whole = RoundTrip()
+        for trip in trips.values():
+            whole += trip
+        findings += [_of_probes(f) for f in whole.findings()]
+        listings.append(_kept(trips))
+        counts["probes"] = whole.n_records
+    return _report(findings, subject, counts, listings, {"template": details or None}, said)
+
+
+def check_two_templates(
+    a: str | None,
+    b: str | None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    conversations: Sequence[Any] = (),
+    seen: Sequence[Finding] = (),
+) -> TokenReport:
+    """The sampler's template against the scorer's, on the same conversations. None: the tokenizer's own."""
+    sides = [bind(text, tokenizer) for text in (a, b)]
+    chats = [*built_in(), *conversations]
+    found = compare_templates(sides[0], sides[1], chats, tokenizers=(tokenizer, tokenizer))
+    subject = {"sampler": sides[0].digest, "scorer": sides[1].digest}
+    said = "both templates render the same text"
+    return _report([*seen, *found.findings], subject, {"renders compared": len(found.views)}, [], {}, said)
+
+
+def _template_listings(found: TemplateReport) -> list[Listing]:
+    rows = tuple((row.question, row.answer, row.detail) for row in found.rows)
+    return [Listing("Is it safe for multi-turn RL?", ("question", "answer", "detail"), rows)] if rows else []
+
+
+def _probed(tokenizer: Tokenizer, texts: Sequence[str]) -> RoundTrip:
+    """Text -> ids -> text. A probe's name is its text."""
+    return check_chunk([TokenRecord(repr(text), reply_text=text) for text in texts], way(tokenizer))
+
+
+def _of_probes(found: Finding) -> Finding:
+    """The texts are ours: nobody replied."""
+    place = f"probe {found.evidence['record_id']}, position {found.evidence['first_diff']}"
+    return replace(found, message=found.message.replace("replies without ids", "probes"), place=place)
+
+
+def _kept(trips: Mapping[str, RoundTrip]) -> Listing:
+    """Which texts of the probe set do not come back from their ids, by class of text."""
+    rows: list[tuple[str, ...]] = []
+    for group, trip in trips.items():
+        changed = {cls: found for (_, cls, _), found in trip.groups.items()}
+        first = next((found.examples[0]["record_id"] for found in changed.values()), "")
+        n = sum(found.n for found in changed.values())
+        rows.append((group, f"{trip.n_records:,}", f"{n:,}", ", ".join(changed), first[:40]))
+    columns = ("class of texts", "texts:", "changed:", "as what", "first")
+    return Listing("Text to ids to text", columns, tuple(rows), "what the tokenizer does not keep")
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    findings: Sequence[Finding],
+    subject: Mapping[str, str],
+    counts: Mapping[str, int],
+    listings: Sequence[Listing],
+    details: Mapping[str, Any],
+    said: str,
+) -> TokenReport:
+    kept = {name: value for name, value in details.items() if value is not None}
+    outcome = worst([f.outcome for f in findings])
+    return TokenReport(outcome, tuple(by_rank(list(findings))), subject, counts, tuple(listings), kept, said)
