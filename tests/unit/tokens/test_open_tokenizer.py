@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_families import TEKKEN, V3, built, mistral_file, opened, texts, tiny_json
 
 from onepolicy import models
 from onepolicy.errors import ContentError, OnepolicyError, UnknownName, UsageError
 from onepolicy.tokens import BACKENDS
 from onepolicy.tokens.fast import FastTokenizer
 from onepolicy.tokens.open import backend_class, open_tokenizer, recognise
+from tokenizer_families import TEKKEN, V3, built, mistral_file, opened, texts, tiny_json
 
 
 @pytest.fixture

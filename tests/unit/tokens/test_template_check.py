@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from template_texts import ALWAYS_THINKING, BRACKETS, CLEAN, DATED, FAULTS, HYBRID, KEEPING, chatml
+from template_faults import FAULTS
+from template_texts import ALWAYS_THINKING, BRACKETS, CLEAN, DATED, HYBRID, KEEPING, chatml
 
 import onepolicy.models
 from onepolicy.errors import ContentError, UsageError

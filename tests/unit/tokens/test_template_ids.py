@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from template_texts import CLEAN, FAULTS, chatml
+from template_faults import FAULTS
+from template_texts import CLEAN, chatml
 
 from onepolicy.tokens.base import Tokenizer
 from onepolicy.tokens.open import open_tokenizer

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from template_texts import CLEAN, FAULTS, REALISTIC
+from template_faults import FAULTS
+from template_texts import CLEAN, REALISTIC
 
 import onepolicy.models
 from onepolicy.errors import ContentError, UsageError

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tokenizer_families import TEKKEN, built, mistral_file, opened, texts
 
 from onepolicy.errors import ContentError, UnknownName, UsageError
 from onepolicy.tokens import patterns
@@ -19,6 +18,7 @@ from onepolicy.tokens.fast import FastTokenizer
 from onepolicy.tokens.open import open_tokenizer
 from onepolicy.tokens.ranks import last_parts, merges_of
 from onepolicy.tokens.tiktoken_file import FAMILIES, TiktokenTokenizer
+from tokenizer_families import TEKKEN, built, mistral_file, opened, texts
 
 
 def ranks_file(path: Path, tokens: list[bytes]) -> Path:

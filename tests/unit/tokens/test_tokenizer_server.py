@@ -17,12 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from tokenizer_families import opened, random_ids, texts
 
 from onepolicy.errors import ContentError, EngineError, EngineTimeout, UnknownName, UsageError
 from onepolicy.tokens.base import PARTS
 from onepolicy.tokens.open import open_tokenizer
 from onepolicy.tokens.server import FORMS, ServerTokenizer
+from tokenizer_families import opened, random_ids, texts
 
 Routes = dict[str, Callable[[Any], Any]]
 INFO = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": "{{ messages }}"}
