@@ -38,7 +38,7 @@ LOOP: dict[str, Code] = {
         FAIL,
         DRIFT,
         "the gap grows over the run",
-        "Check the live weights of both sides (monitor.every): staleness grows like this, rounding does not.",
+        "Check the live weights of both sides (monitor.every); a version label is no proof that weights arrived.",
     ),
     "tail-rises": Code(
         5,

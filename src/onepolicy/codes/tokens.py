@@ -220,6 +220,14 @@ TOKENS: dict[str, Code] = {
         "a tool call comes back from the template as other text",
         "Keep the sampled ids of the call; do not parse and render it again.",
     ),
+    "control-tokens-unknown": Code(
+        2,
+        FAIL,
+        DRIFT,
+        "the template writes control tokens that the tokenizer does not have",
+        "Use the template that came with this tokenizer; plain letters end no reply.",
+        True,
+    ),
     "template-failed": Code(
         2, FAIL, ERROR, "the chat template failed or was stopped", "Read its message; the template is not usable here."
     ),

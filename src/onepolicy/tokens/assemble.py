@@ -12,7 +12,7 @@ from typing import Any
 
 from onepolicy.errors import ContentError, UsageError
 from onepolicy.tokens.base import Tokenizer
-from onepolicy.tokens.counts import empty
+from onepolicy.tokens.cells import empty
 from onepolicy.tokens.placing import Turn, ids_of
 from onepolicy.tokens.spans import Place, SpanProof, prove_spans
 from onepolicy.tokens.suffixes import common_prefix, described, edits_between

@@ -153,7 +153,7 @@ class Stretch:
     @cached_property
     def only_space_differs(self) -> bool:
         a, b = ("".join(text.split()) for text in self.texts)
-        return a == b and not self.same_bytes
+        return a == b and self.texts[0] != self.texts[1]  # bytes that are no UTF-8 are one text: U+FFFD
 
 
 def classify(stretch: Stretch) -> tuple[str, str]:
@@ -209,8 +209,8 @@ def _same_text(s: Stretch) -> Found:
     if not s.same_bytes or not s.a or not s.b:
         return None
     a, b = [s.a_side.bytes_of(i) for i in s.a], [s.b_side.bytes_of(i) for i in s.b]
-    fallback = s.a_side.byte_fallback or s.b_side.byte_fallback
-    if fallback and (any(len(x) == 1 and x[0] > 0x7F for x in (*a, *b)) or a == b):
+    as_bytes = a == b or any(len(x) == 1 and x[0] > 0x7F for x in (*a, *b))
+    if as_bytes and (s.a_side.byte_fallback or s.b_side.byte_fallback):
         return "byte-fallback", ""
     return ("same-tokens-other-ids", "") if a == b else ("other-segmentation", "")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onepolicy.rollouts import Rollouts
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.counts import FINISH
+from onepolicy.tokens.cells import FINISH
 from onepolicy.tokens.masks import check_masks
 from onepolicy.tokens.reading import records_of
 from onepolicy.tokens.stops import check_stops

@@ -7,83 +7,20 @@ a value from the wrong end moves every log-prob by one token.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.lag import evidence_of, find_lag, in_words
+from onepolicy.tokens.cells import empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.miscounts import SAID, Column, explain
+from onepolicy.tokens.shift import check_shift
 from onepolicy.types import Finding, Outcome, Severity
-
-#: Engines' words for how a reply ended -> what they say. Lower case; a word that is not here says nothing.
-FINISH: dict[str, str] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "end_of_turn", "stop_token", "completed"), "stop"),
-    **dict.fromkeys(("tool_calls", "tool_call", "function_call", "tool_use"), "stop"),
-    **dict.fromkeys(("stop_sequence", "stop_str", "stop_string", "word"), "string"),
-    **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "limit", "truncated"), "length"),
-    **dict.fromkeys(("abort", "aborted", "cancelled", "error", "timeout", "content_filter"), "abort"),
-}
 
 #: Signs of byte-level spelling or broken characters: such token strings are not the text itself.
 _MARKS = ("\u0120", "\u2581", "\u010a", "\ufffd", "<0x", "bytes:\\x")
 _BYTES = frozenset(range(256))
-
-_Rule = Callable[["Column"], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a record that does not count its reply: `len(values)` is neither R nor P + R."""
-
-    name: str
-    values: Sequence[Any]
-    record: TokenRecord
-    stop_ids: frozenset[int]
-
-    @property
-    def wanted(self) -> int:
-        return len(self.record.reply_ids or ())
-
-    @property
-    def extra(self) -> int:
-        return len(self.values) - self.wanted
-
-
-def finish_of(record: TokenRecord) -> str | None:
-    """`stop`, `string`, `length`, `abort`, or None where the file does not say (or says a word nobody knows)."""
-    return FINISH.get((record.finish_reason or "").strip().lower())
-
-
-def empty(x: Any) -> bool:
-    """Null or NaN, also as JSON spells it: no value here."""
-    return x is None or (isinstance(x, float) and math.isnan(x)) or (isinstance(x, str) and x.lower() == "nan")
-
-
-def any_empty(values: Sequence[Any]) -> bool:
-    """Whether one of them is null or NaN; quick where none is."""
-    if None in values:
-        return True
-    try:
-        total = sum(values)
-    except TypeError:  # "-inf" is a text
-        return any(map(empty, values))
-    return total != total and any(map(empty, values))
-
-
-def of_reply(values: Sequence[Any] | None, record: TokenRecord) -> list[Any] | None:
-    """The values at the reply's ids `[R]`; None where there are none, or where they do not count the ids."""
-    n = len(record.reply_ids or ())
-    if values is None or len(values) not in (n, n + len(record.prompt_ids or ())):
-        return None
-    return list(values[len(values) - n :])
-
-
-def sampler_logprobs(record: TokenRecord) -> list[Any] | None:
-    """The sampler's log-probs at the reply's ids `[R]`; None where they do not count them, or are all null."""
-    found = of_reply(record.logprobs, record)
-    return None if found is None or all(map(empty, found)) else found
 
 
 def check_counts(record: TokenRecord, *, stop_ids: Sequence[int] = ()) -> list[Finding]:
@@ -95,11 +32,11 @@ def check_counts(record: TokenRecord, *, stop_ids: Sequence[int] = ()) -> list[F
     """
     if record.reply_ids is None:
         said = any(x is not None for x in (record.logprobs, record.loss_mask, record.token_strings))
-        return [_unchecked(record)] if said else []
+        return [_unchecked(record), *_among_themselves(record), *check_shift(record)] if said else []
     stops = frozenset((*record.stop_ids, *stop_ids))
     found = [_disagreement(column) for column in _columns(record, stops)]
     found += [f for f in (_completion(record, stops), _prompt(record)) if f]
-    return found + list(_turns(record)) + list(_texts(record))
+    return found + check_shift(record) + list(_turns(record)) + list(_texts(record))
 
 
 def counts(record: TokenRecord) -> dict[str, int]:
@@ -125,6 +62,21 @@ def _unchecked(record: TokenRecord) -> Finding:
     )
 
 
+def _among_themselves(record: TokenRecord) -> Iterator[Finding]:
+    """Without ids the columns can only be counted against each other: against the mask, or the trainer's log-probs."""
+    by = next((name for name in ("loss_mask", "scorer_logprobs", "token_strings") if getattr(record, name)), None)
+    if by is None:
+        return
+    wanted = len(getattr(record, by))
+    stand_in = replace(record, prompt_ids=None, reply_ids=[0] * wanted)
+    for column in _columns(stand_in, frozenset()):
+        found = explain(column)
+        text = f"{record.record_id}: {len(column.values)} {column.name} for {wanted} values of {by} ({column.extra:+d})"
+        text += f": {SAID.get(found.why, found.why)}" if found.why else ""
+        more = {**found.evidence, "counted_against": by}
+        yield _counted(record, column.name, column.extra, text, found.why, found.rivals, more, found.kind)
+
+
 def _columns(record: TokenRecord, stops: frozenset[int]) -> Iterator[Column]:
     """Those that count neither the reply's ids nor prompt and reply."""
     n, whole = len(record.reply_ids or ()), len(record.reply_ids or ()) + len(record.prompt_ids or ())
@@ -144,95 +96,11 @@ def _leaves_prompt_open(name: str, values: Sequence[Any], n_prompt: int) -> bool
     return name == "loss_mask" or (name.endswith("logprobs") and all(map(empty, values[:n_prompt])))
 
 
-# what explains a column
-
-
-def _prompt_included(c: Column) -> str | None:
-    n_prompt = len(c.record.prompt_ids or ())
-    if not n_prompt or c.extra not in (n_prompt, n_prompt - 1):
-        return None
-    return "prompt included" if c.extra == n_prompt else "prompt included, without its first token"
-
-
-def _filled(x: Any) -> bool:
-    return empty(x) or x == 0
-
-
-def _padded(c: Column) -> str | None:
-    if c.extra > 1 and all(map(_filled, c.values[c.wanted :])):
-        return "padding at the tail"
-    if c.extra > 1 and all(map(_filled, c.values[: c.extra])):
-        return "padding at the front"
-    return None
-
-
-def _placeholder(c: Column) -> str | None:
-    if c.extra != 1 or "logprobs" not in c.name:
-        return None
-    first = c.values[0]
-    return "placeholder at the front" if empty(first) or (isinstance(first, int | float) and first >= 0) else None
-
-
-def _ends_at_stop(c: Column) -> bool:
-    ids = c.record.reply_ids or ()
-    return bool(ids) and ids[-1] in c.stop_ids
-
-
-def _tail(c: Column) -> str | None:
-    ended = finish_of(c.record) in ("stop", "string", None)
-    return "tail" if c.extra == 1 and ended and not _ends_at_stop(c) else None
-
-
-def _appended(c: Column) -> str | None:
-    return "last value missing" if c.extra == -1 and _ends_at_stop(c) else None
-
-
-def _first_missing(c: Column) -> str | None:
-    return "first value missing" if c.extra == -1 else None
-
-
-def _last_missing(c: Column) -> str | None:
-    return "last value missing" if c.extra == -1 else None
-
-
-def _as_the_engine_counts(c: Column) -> str | None:
-    return "the engine counts these, not the ids" if c.record.usage.get("completion_tokens") == len(c.values) else None
-
-
-#: In this order: what is exact first. `tail` means the log-prob of a stop token that was trimmed from the ids.
-RULES: tuple[_Rule, ...] = (
-    _prompt_included,
-    _padded,
-    _placeholder,
-    _tail,
-    _appended,
-    _first_missing,
-    _last_missing,
-    _as_the_engine_counts,
-)
-SAID: dict[str, str] = {
-    "prompt included": "the prompt's values stand before the reply's",
-    "prompt included, without its first token": "the prompt's values but the first stand before the reply's",
-    "padding at the tail": "the rest is padding behind the reply",
-    "padding at the front": "the rest is padding before the reply",
-    "placeholder at the front": "the first one is a placeholder",
-    "tail": "the last one is of a stop token that was trimmed from the ids",
-    "last value missing": "the last token has no value (a stop token that was appended?)",
-    "first value missing": "the first token has no value (values sliced as shifted labels?)",
-    "inside": "neither end explains it",
-    "the engine counts these, not the ids": "the engine counted as many tokens: the ids were cut or encoded again",
-}
-
-
 def _disagreement(c: Column) -> Finding:
-    holds = list(dict.fromkeys(said for rule in RULES if (said := rule(c))))
-    by_values, more = _by_values(c)
-    if by_values is not None:
-        ends = [h for h in holds if h != by_values and by_values in SAID]
-        holds = [by_values, *(ends if more["lag"]["rivals"] else [])]
-    why = holds[0] if holds else None
+    found = explain(c)
     text = f"{c.record.record_id}: {len(c.values)} {c.name} for {c.wanted} reply ids ({c.extra:+d})"
-    return _counted(c.record, c.name, c.extra, f"{text}: {SAID.get(why, why)}" if why else text, why, holds[1:], more)
+    text += f": {SAID.get(found.why, found.why)}" if found.why else ""
+    return _counted(c.record, c.name, c.extra, text, found.why, found.rivals, found.evidence, found.kind)
 
 
 def _counted(
@@ -243,47 +111,21 @@ def _counted(
     why: str | None,
     rivals: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
+    kind: str | None = None,
     **given: Any,
 ) -> Finding:
-    evidence = {"what": what, "extra": extra, "explanation": why, "rivals": list(rivals), "usable": False}
+    """`kind`: the explanation without positions, where it has any: findings of one kind are told together."""
+    kind = kind or why
+    evidence = {
+        "class": f"{what}: {kind}" if kind else what,
+        "what": what,
+        "extra": extra,
+        "explanation": why,
+        "rivals": list(rivals),
+        "usable": False,
+    }
     evidence |= {"counts": counts(record)} | dict(more or {})
     return finding("counts-disagree", message, place=record.place, evidence=evidence, **given)
-
-
-#: more values than ids? -> the end at which the lag search finds them -> what that says
-ENDS = {
-    True: {"tail": "tail", "head": "placeholder at the front"},
-    False: {"tail": "last value missing", "head": "first value missing"},
-}
-
-
-def _by_values(c: Column) -> tuple[str | None, dict[str, Any]]:
-    """What the other side's log-probs say of the place of the values too many, if they count the ids (`lag`)."""
-    other = {"logprobs": c.record.scorer_logprobs, "scorer_logprobs": c.record.logprobs}.get(c.name)
-    if other is None or len(other) != c.wanted:
-        return None, {}
-    long, short = (c.values, other) if c.extra > 0 else (other, c.values)
-    found = find_lag(long, short)
-    if found is None:
-        return None, {}
-    more = {"lag": evidence_of(found), **_dropped(long, short)}
-    if found.kind in ENDS[True]:
-        sure = not found.rivals or (found.kind == "tail" and c.extra > 0)
-        return (ENDS[c.extra > 0][found.kind] if sure else None), more
-    if found.kind == "inside" and not (found.merged or found.inserted):
-        return "inside", more
-    return in_words(found, (c.extra > 0) == (c.name == "logprobs")), more
-
-
-def _dropped(long: Sequence[Any], short: Sequence[Any]) -> dict[str, float]:
-    """The largest |difference| (nats) with one end of the longer side dropped: what cutting would have compared."""
-    ends = {"tail": long[: len(short)], "head": long[len(long) - len(short) :]}
-    gaps = {end: [abs(x - y) for x, y in zip(cut, short, strict=True) if _finite(x, y)] for end, cut in ends.items()}
-    return {f"max_abs_after_drop_{end}": max(found) for end, found in gaps.items() if found}
-
-
-def _finite(*values: Any) -> bool:
-    return all(isinstance(x, int | float) and math.isfinite(x) for x in values)
 
 
 # usage

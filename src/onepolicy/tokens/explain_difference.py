@@ -138,7 +138,8 @@ Place = tuple[int, int, int, int]
 
 def _stretch(place: Place, a: list[int], b: list[int], a_side: Facts, b_side: Facts, broken: dict[int, str]) -> Stretch:
     i, i_end, j, j_end = place
-    where = {broken[k] for k in range(i, i_end) if k in broken}
+    near = range(i, i_end) if i < i_end else range(max(0, i - 1), i_end + 1)  # a byte of U+FFFD may stand beside it
+    where = {broken[k] for k in near if k in broken}
     return Stretch(
         a[i:i_end],
         b[j:j_end],
@@ -188,25 +189,27 @@ def _same(a: Any, b: Any, i: int, j: int) -> int:
 
 
 def _by_bytes(a: list[int], b: list[int], i: int, j: int, a_side: Facts, b_side: Facts) -> tuple[int, int] | None:
-    """The nearest place where both have spelled the same bytes and go on alike; None once their bytes differ."""
+    """The nearest place where both have spelled the same bytes and go on alike; where they never do, the last place
+    before their bytes differ; None if there is none."""
     x, y, checked = i, j, 0
     left, right = bytearray(), bytearray()
-    while True:
+    last: tuple[int, int] | None = None
+    while x < len(a) or y < len(b):
         if (len(left) <= len(right) or y >= len(b)) and x < len(a):
             left += a_side.bytes_of(a[x])
             x += 1
-        elif y < len(b):
+        else:
             right += b_side.bytes_of(b[y])
             y += 1
-        else:
-            return None if left != right else (x - i, y - j)
         common = min(len(left), len(right))
         if left[checked:common] != right[checked:common]:
-            return None
+            return last
         checked = common
-        ends = x < len(a) and y < len(b) and a[x] == b[y]
-        if len(left) == len(right) and ends:
-            return x - i, y - j
+        if len(left) == len(right):
+            last = (x - i, y - j)
+            if x < len(a) and y < len(b) and a[x] == b[y]:
+                return last
+    return last
 
 
 def _by_ids(a: list[int], b: list[int], i: int, j: int) -> tuple[int, int] | None:
@@ -227,9 +230,13 @@ def _rest(a: Any, b: Any, i: int, j: int) -> tuple[int, int]:
 
 
 def _broken_tokens(ids: list[int], side: Facts) -> dict[int, str]:
-    """Position -> "end" or "inside" of each token that holds bytes of an incomplete or impossible character."""
+    """Position -> "end" or "inside" of each token that holds bytes of an incomplete or impossible character. Special
+    tokens at the end are no text: a character cut off before them is cut off at the end."""
     pieces = [side.bytes_of(x) for x in ids]
-    spans = broken_spans(b"".join(pieces))
+    text = len(ids)
+    while text and ids[text - 1] in side.added:
+        text -= 1
+    spans = broken_spans(b"".join(pieces[:text]))
     if not spans:
         return {}
     ends = np.cumsum([len(p) for p in pieces])

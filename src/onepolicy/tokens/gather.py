@@ -7,19 +7,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onepolicy.codes import CODES, by_rank
-from onepolicy.types import Finding
+from onepolicy.types import Finding, Severity
 
-#: Places that are kept of each kind.
+#: Places and examples that are kept of each kind.
 PLACES = 8
 
 
 @dataclass(slots=True)
 class Kind:
-    """One kind of finding over all records: its first finding and how often it was met."""
+    """One kind of finding over all records: its first findings and how often it was met."""
 
-    first: Finding
+    found: list[Finding]
     count: int = 1
-    places: list[str] = field(default_factory=list[str])
+
+    def add(self, one: Finding) -> None:
+        self.count += 1
+        if len(self.found) < PLACES:
+            self.found.append(one)
 
 
 @dataclass(slots=True)
@@ -33,27 +37,28 @@ class Gathered:
             key = (f.code, f.severity.value, str(f.evidence.get("class", "")))
             kind = self.kinds.get(key)
             if kind is None:
-                kind = self.kinds[key] = Kind(f)
+                self.kinds[key] = Kind([f])
             else:
-                kind.count += 1
-            if f.place and len(kind.places) < PLACES:
-                kind.places.append(f.place)
+                kind.add(f)
 
     def findings(self) -> list[Finding]:
         """One finding a kind, in the order of suspicion."""
         return by_rank([_one(kind) for kind in self.kinds.values()])
 
     def counts(self) -> dict[str, int]:
-        """code -> records, in the order of suspicion."""
+        """code -> how often, in the order of suspicion; notes are left out."""
         out: dict[str, int] = {}
-        for (code, _, _), kind in sorted(self.kinds.items(), key=lambda item: CODES[item[0][0]].rank):
-            out[code] = out.get(code, 0) + kind.count
+        for (code, severity, _), kind in sorted(self.kinds.items(), key=lambda item: CODES[item[0][0]].rank):
+            if severity != Severity.INFO.value:
+                out[code] = out.get(code, 0) + kind.count
         return out
 
 
 def _one(kind: Kind) -> Finding:
+    first = kind.found[0]
     if kind.count == 1:
-        return kind.first
-    evidence: dict[str, Any] = {**kind.first.evidence, "records": kind.count, "places": list(kind.places)}
-    message = f"{kind.count:,} times, the first: {kind.first.message}"
-    return replace(kind.first, message=message, evidence=evidence)
+        return first
+    examples = [{"place": f.place, "message": f.message, **f.evidence} for f in kind.found]
+    places = [f.place for f in kind.found if f.place]
+    evidence: dict[str, Any] = {**first.evidence, "records": kind.count, "places": places, "examples": examples}
+    return replace(first, message=f"{kind.count:,} times, the first: {first.message}", evidence=evidence)

@@ -1,7 +1,7 @@
 """The loss mask of one record against what was drawn: tool output, template, prompt, padding; holes; a shift by one.
 
 Positions count in prompt and reply together, as `TokenRecord.spans` do. What was drawn is read from the best witness
-(`stops.sampled_runs`); spans of other tokens that a file names (`tool_spans`, `template_spans`, ...) count against it.
+(`sampled.sampled_runs`); spans of other tokens that a file names (`tool_spans`, `env_spans`, ...) count against it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.counts import any_empty, empty, finish_of, of_reply, sampler_logprobs
-from onepolicy.tokens.stops import FAILS, NOTES, WARNS, Sampled, runs_of, sampled_runs
+from onepolicy.tokens.cells import any_empty, empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.sampled import Sampled, runs_of, sampled_runs
+from onepolicy.tokens.stops import FAILS, NOTES, WARNS
 from onepolicy.types import BoolArray, Finding
 
 #: Keys of a record that name spans of tokens that nobody sampled -> what they are.
@@ -32,8 +33,18 @@ NOT_SAMPLED: dict[str, str] = {
 }
 #: Keys of a record with one word a token, or with `{"role", "start", "stop"}`, that say who wrote it.
 ROLES = ("roles", "token_roles", "segments")
-#: Words for what the policy sampled.
-SAMPLED_ROLES = frozenset(("assistant", "policy", "model", "sampler", "sampled", "generated", "response", "completion"))
+#: Words for who wrote a token -> what it is; a word that is not here says nothing. None: the policy sampled it.
+ROLE_WORDS: dict[str, str | None] = {
+    **dict.fromkeys(("assistant", "a", "policy", "model", "sampler", "sampled", "generated", "response"), None),
+    **dict.fromkeys(("completion", "agent", "gpt", "ai"), None),
+    **dict.fromkeys(("tool", "t", "function", "observation", "obs", "o", "tool_response"), "tool"),
+    **dict.fromkeys(("environment", "env", "e"), "environment"),
+    **dict.fromkeys(("user", "u", "human"), "user"),
+    **dict.fromkeys(("system", "s", "developer"), "system"),
+    **dict.fromkeys(("template", "header", "scaffold"), "template"),
+    **dict.fromkeys(("prompt", "p"), "prompt"),
+    **dict.fromkeys(("pad", "padding"), "padding"),
+}
 #: Positions that are listed in evidence; all are counted.
 LISTED = 32
 #: Shifts of a whole mask that are looked for, the likeliest first.
@@ -145,12 +156,12 @@ def _by_role(said: Any, n: int) -> Iterator[tuple[str, int, int]]:
     words: list[Any] = list(said) if isinstance(said, list | tuple) else []
     first = n - len(words)
     for i, word in enumerate(words):
-        if isinstance(word, str) and first >= 0 and word.lower() not in SAMPLED_ROLES:
-            yield word, first + i, first + i + 1
-        if isinstance(word, Mapping) and str(word.get("role")).lower() not in SAMPLED_ROLES:
+        if isinstance(word, str) and first >= 0 and (kind := ROLE_WORDS.get(word.lower())):
+            yield kind, first + i, first + i + 1
+        if isinstance(word, Mapping) and (kind := ROLE_WORDS.get(str(word.get("role")).lower())):
             start, stop = word.get("start"), word.get("stop", word.get("end"))
             if type(start) is int and type(stop) is int:
-                yield str(word.get("role")), max(start, 0), min(stop, n)
+                yield kind, max(start, 0), min(stop, n)
 
 
 def _nothing_trained(m: _Masked) -> list[Finding] | None:
@@ -210,7 +221,8 @@ def _undrawn(m: _Masked) -> Iterator[Finding]:
     runs, kinds = _by_kind(m, wrong)
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     text = f"{int(wrong.sum())} tokens inside the loss mask were not sampled ({said}), first at {runs[0][1]}"
-    if m.sampled.source == "log-probs":
+    logprobs = sampler_logprobs(m.record)
+    if logprobs is not None and all(i >= m.n_prompt and empty(logprobs[i - m.n_prompt]) for i in np.flatnonzero(wrong)):
         text = f"{text}; they have no sampler log-prob"
     more = {"kinds": kinds, "runs": [list(run) for run in runs[:LISTED]], "first": runs[0][1]}
     yield m.found("undrawn-tokens-trained", "+".join(kinds), wrong, text, more, **FAILS)
@@ -241,7 +253,8 @@ def _kind(m: _Masked, i: int) -> str:
     end = m.n_prompt + (m.sampled.runs[-1][1] if m.sampled.runs else 0)
     if i < end:
         return "between turns"
-    return "padding" if len(set(m.ids[end:])) == 1 else "behind the reply"
+    repeated = len(m.ids) > end + 1 or m.ids[end] in m.stops
+    return "padding" if repeated and len(set(m.ids[end:])) == 1 else "behind the reply"
 
 
 def _holes(m: _Masked) -> Iterator[Finding]:
@@ -267,13 +280,15 @@ def _kind_of_holes(runs: list[tuple[int, int]], holes: BoolArray) -> tuple[str, 
     if at == [stop - 1 for _, stop in runs]:
         return "last-token-not-trained", WARNS
     whole = [i for start, stop in runs if holes[start:stop].all() for i in range(start, stop)]
+    if len(runs) > 1 and at == list(range(*runs[-1])):  # a choice would leave out the first ones
+        return "last-turn-not-trained", WARNS
     return ("turns-not-trained" if at == whole else "holes"), NOTES
 
 
 def _unscored(m: _Masked) -> Iterator[Finding]:
-    """Trained, drawn by a better witness than log-probs, and without a log-prob."""
+    """Trained and drawn, and without a log-prob."""
     logprobs = sampler_logprobs(m.record)
-    if logprobs is None or m.sampled.source not in ("spans", "drawn") or not any_empty(logprobs):
+    if logprobs is None or not any_empty(logprobs):
         return
     missing = np.zeros(len(m.ids), dtype=bool)
     missing[m.n_prompt :] = [empty(x) for x in logprobs]
@@ -281,4 +296,7 @@ def _unscored(m: _Masked) -> Iterator[Finding]:
     if missing.any():
         first = int(missing.argmax())
         text = f"{int(missing.sum())} sampled tokens that are trained have no sampler log-prob, first at {first}"
-        yield m.found("missing-logprobs", "trained-without-logprob", missing, text, {"first": first})
+        kind = (
+            "first-token-without-logprob" if missing.sum() == 1 and first == m.n_prompt else "trained-without-logprob"
+        )
+        yield m.found("missing-logprobs", kind, missing, text, {"first": first})

@@ -148,9 +148,9 @@ class FunctionTokenizer:
             assert self._facts is not None
             return self._facts.decode(ids, skip_special=skip_special)
         texts = [self._decode(list(one)) for one in ids]
-        wrong = next((text for text in texts if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise ContentError(f"decode_with ({self.name}): got {type(wrong).__name__}, wanted a text")
+        wrong = [type(text).__name__ for text in texts if not isinstance(text, str)]
+        if wrong:
+            raise ContentError(f"decode_with ({self.name}): got {wrong[0]}, wanted a text")
         return texts
 
     def token_bytes(self, token_id: int) -> bytes | None:

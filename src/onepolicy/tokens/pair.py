@@ -160,13 +160,22 @@ def _encoding(pair: Pair, parts: Mapping[str, PartRow], seen: _Seen, roles: Role
     """The parts that make ids, each judged by what it does to texts."""
     if any(share < least for share, least in zip(overlap(parts["vocabulary"]), UNRELATED, strict=True)):
         return [_unrelated(parts, seen, roles)]
-    why = explain(pair, parts, seen.differing)
+    why = _with_added(explain(pair, parts, seen.differing), parts)
     out = [
         _of_part(pair, parts, row, why.get(name, []), seen, roles)
         for name, row in ((name, parts[name]) for name in ENCODING)
         if row.differs and not _said_elsewhere(name, parts, why)
     ]
     return out + ([_unexplained(parts, why[""], seen, roles)] if "" in why else [])
+
+
+def _with_added(why: dict[str, list[TextRow]], parts: Mapping[str, PartRow]) -> dict[str, list[TextRow]]:
+    """Texts that an added token's other id explains belong to the added tokens, not to the vocabulary around them."""
+    if why.get("vocabulary") and _said_elsewhere("vocabulary", parts, why):
+        moved = why["vocabulary"]
+        known = {row.text for row in why.get("added_tokens", [])}
+        why["added_tokens"] = [*why.get("added_tokens", []), *(row for row in moved if row.text not in known)]
+    return why
 
 
 def _said_elsewhere(name: str, parts: Mapping[str, PartRow], why: Mapping[str, list[TextRow]]) -> bool:
@@ -232,6 +241,10 @@ def _sure(row: PartRow, roles: Roles) -> str:
         at = [{side[t] for t in only} for side, only in ((a, only_a), (b, only_b))]
         return f"{len(at[0] & at[1])} ids mean another token on the other side" if at[0] & at[1] else ""
     if row.part == "added_tokens" and isinstance(a, Mapping):
+        others = b if isinstance(b, Mapping) else {}
+        moved = [token for token, what in a.items() if token in others and what.get("id") != others[token].get("id")]
+        if moved:
+            return f"{len(moved)} added tokens have another id on the other side"
         lost = [token for token, what in a.items() if "special" in what]
         return f"{len(lost)} tokens are left out of the text on one side only (skip_special_tokens)" if lost else ""
     return ""

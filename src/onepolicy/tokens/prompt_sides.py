@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.errors import ContentError
 from onepolicy.tokens.base import Tokenizer, TokenRecord
+from onepolicy.tokens.classes import CLASSES, Facts
+from onepolicy.tokens.explain_difference import explain
 from onepolicy.tokens.pair_texts import first_difference, tokens_as_text
 from onepolicy.types import Finding, Outcome, Severity
 
 Sides = tuple[str, str]
 _LONGEST_TAIL = 64  # ids: a generation prompt is shorter
 _CHUNK = 1024  # prompts that are looked at together
+_NO_GENERATION = "generation-prompt-missing"
 _AROUND = 4  # ids shown on either side of a place
 _TITLES = {
     "bos-missing": "the beginning-of-sequence token is missing on {short}",
@@ -52,6 +55,7 @@ class _Known:
     pad: int | None
     generation: tuple[int, ...]
     tokenizer: Tokenizer | None
+    facts: Facts | None
 
 
 def compare_prompts(
@@ -76,7 +80,8 @@ def compare_prompts(
     """
     if eos is None and tokenizer is not None:
         eos = tokenizer.special_ids().get("eos")
-    known = _Known(sides, _ids_of(eos), pad, tuple(generation_prompt), tokenizer)
+    facts = None if tokenizer is None else Facts(tokenizer)
+    known = _Known(sides, _ids_of(eos), pad, tuple(generation_prompt), tokenizer, facts)
     rest, lengths = enumerate(pairs), dict[tuple[int, ...], set[int]]()
     out: list[Finding] = []
     while prompts := [_prompt(pair, i, bos, known) for i, pair in islice(rest, _CHUNK)]:
@@ -161,7 +166,7 @@ def _both(prompt: Prompt, known: _Known) -> list[Finding]:
     padding = known.pad is not None and known.pad == prompt.bos
     if not at or (padding and _leading(ids, prompt.bos) > 2):
         return []
-    evidence = _counts(prompt, known) | {"positions": at, "sides": list(known.sides)}
+    evidence = {"class": "on-both-sides"} | _counts(prompt, known) | {"positions": at, "sides": list(known.sides)}
     evidence["equal_after_dropping"] = prompt.ids[0] == prompt.ids[1]
     return [
         finding(
@@ -217,6 +222,7 @@ def _doubled(prompt: Prompt, known: _Known) -> list[Finding]:
         return []
     at = _bos_at(prompt)[more][1:]
     evidence = _counts(prompt, known) | {
+        "class": "on-one-side",
         "side": known.sides[more],
         "positions": at[:16],
         "equal_after_dropping": equal,
@@ -252,7 +258,9 @@ def _other(
     lacking = {"missing": len(more) - len(less), "missing_ids": more[: len(more) - len(less)][:64]}
     if more[-len(less) :] == less:
         if less[0] == more[0] and len(less) > 1:  # a cut would hardly fall on the very token that opens the prompt
-            return _differ(prompt, known, "block-missing", short, lacking)
+            doubled = lacking["missing_ids"] == [less[0]]
+            rivals = ("the first id is a BOS that stands twice: name it (bos_token_id)",) if doubled else ()
+            return replace(_differ(prompt, known, "block-missing", short, lacking), rivals=rivals)
         if _all_special(known, lacking["missing_ids"]):
             return _differ(prompt, known, "special-in-front", short, lacking)
         return _cut(prompt, known, "left", short, lacking)
@@ -260,7 +268,26 @@ def _other(
     if len(more) > len(less) and less[head:] == more[len(more) - len(less) + head :]:
         gone = more[head : head + len(more) - len(less)]
         return _differ(prompt, known, "block-missing", short, lacking | {"missing_ids": gone[:64]})
-    return _differ(prompt, known, "other", short, {})
+    return _differ(prompt, known, "other", short, {}) if known.facts is None else _explained(prompt, known, short)
+
+
+def _explained(prompt: Prompt, known: _Known, short: int) -> Finding:
+    """Other ids, by what stands at the first difference: the same text in other pieces, a control token spelled out."""
+    facts = known.facts
+    assert facts is not None
+    a, b = prompt.ids
+    found = explain(a, b, facts, facts, record_id=prompt.name, place="", part="prompt")
+    more = {"class": found.cls, "classes": list(found.classes), "text": found.text, "other_text": found.reencoded_text}
+    spelled = {"special-token-look-alike": 0, "special-token-spelled-out": 1}.get(found.cls)
+    if spelled is None:
+        return _differ(prompt, known, "other", short, more, f": {CLASSES[found.cls]}")
+    control, text = known.sides[1 - spelled], known.sides[spelled]
+    evidence = _base(prompt, known) | {"kind": "other", "side": control, "token": found.detail} | more
+    evidence["class"] = "special-token-look-alike"
+    message = f"prompt {prompt.name}: {control} has the control token {found.detail} where {text} has it spelled out"
+    place = f"prompt {prompt.name}, {control}, token {evidence['first_diff']}"
+    weight: dict[str, Any] = {"severity": Severity.FAIL, "outcome": Outcome.DRIFT}
+    return finding("special-token-look-alike", message, place=place, evidence=evidence, **weight)
 
 
 def _all_special(known: _Known, ids: Sequence[int]) -> bool:
@@ -286,7 +313,7 @@ def _tail(
         "generation-prompt-differs",
         message + _as_text(known, tail),
         place=_place(prompt, known, short, len(prompt.ids[short])),
-        evidence=_base(prompt, known) | more | {"side": side, "kind": "generation-prompt-missing"},
+        evidence=_base(prompt, known) | more | {"side": side, "kind": _NO_GENERATION, "class": _NO_GENERATION},
         severity=Severity.FAIL,
         outcome=Outcome.DRIFT,
         rivals=() if sure else _rivals_of_tail(tail, "the prompt is cut on the right"),
@@ -329,13 +356,15 @@ def _place(prompt: Prompt, known: _Known, side: int, at: int | None) -> str:
 
 
 def _as_text(known: _Known, ids: Sequence[int]) -> str:
-    return "" if known.tokenizer is None else f": {''.join(tokens_as_text(known.tokenizer, ids))[:60]!r}"
+    return "" if known.tokenizer is None or not ids else f": {''.join(tokens_as_text(known.tokenizer, ids))[:60]!r}"
 
 
-def _differ(prompt: Prompt, known: _Known, kind: str, short: int, more: Mapping[str, Any]) -> Finding:
-    evidence = _base(prompt, known) | {"kind": kind, "side": known.sides[short]} | dict(more)
+def _differ(prompt: Prompt, known: _Known, kind: str, short: int, more: Mapping[str, Any], said: str = "") -> Finding:
+    """`said`: what the message adds; else the missing ids as text, where a tokenizer is there to tell it."""
+    evidence = _base(prompt, known) | {"class": kind, "kind": kind, "side": known.sides[short]} | dict(more)
     words = evidence | {"short": known.sides[short], "long": known.sides[1 - short]}
-    message = f"prompt {prompt.name}: {_TITLES[kind].format(**words)}"
+    said = said or _as_text(known, more.get("missing_ids", ()))
+    message = f"prompt {prompt.name}: {_TITLES[kind].format(**words)}{said}"
     place = f"prompt {prompt.name}, token {evidence['first_diff']}"
     return finding("prompt-ids-differ", message, place=place, evidence=evidence)
 
@@ -343,7 +372,11 @@ def _differ(prompt: Prompt, known: _Known, kind: str, short: int, more: Mapping[
 def _cut(prompt: Prompt, known: _Known, where: str, short: int, more: Mapping[str, Any]) -> Finding:
     """A prompt that lacks its beginning or its end on one side."""
     side, kept = known.sides[short], len(prompt.ids[short])
-    evidence = _base(prompt, known) | {"kind": f"cut-{where}", "cut": where, "side": side, "kept": kept} | dict(more)
+    evidence = (
+        _base(prompt, known)
+        | {"class": f"cut-{where}", "kind": f"cut-{where}", "cut": where, "side": side, "kept": kept}
+        | dict(more)
+    )
     message = f"prompt {prompt.name}: cut on the {where} on {side}: {kept} ids are left, {more['missing']} are missing"
     short_tail = where == "right" and more["missing"] <= _LONGEST_TAIL
     rivals = _rivals_of_tail(more["missing_ids"], "the generation prompt is missing") if short_tail else ()

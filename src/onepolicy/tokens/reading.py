@@ -16,7 +16,7 @@ from onepolicy.errors import ContentError, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.storage import jsonl
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.spellings import record_of, runs
+from onepolicy.tokens.spellings import messages_of, record_of, runs
 from onepolicy.types import Finding
 
 #: What a chunk holds at most: ids (a longer record is a chunk of its own) and bytes of lines.
@@ -72,14 +72,17 @@ class RecordStream:
         """`lines-skipped`, if any were."""
         if not self.n_skipped:
             return []
-        message = f"{self.n_skipped} of {self.n_records + self.n_skipped} records could not be read and were left out"
+        message = (
+            f"{self.n_skipped} of {self.n_records + self.n_skipped} records could not be read and were left out; the "
+            f"first: {self.skipped[0]}"
+        )
         evidence = {"skipped": self.n_skipped, "read": self.n_records, "places": list(self.skipped)}
         return [codes.finding("lines-skipped", message, place=self.skipped[0].split(": ")[0], evidence=evidence)]
 
     def _count(self, record: TokenRecord, length: int) -> None:
         self.n_records += 1
         self.n_tokens += length
-        self.n_without_ids += record.reply_ids is None and record.prompt_ids is None
+        self.n_without_ids += record.reply_ids is None and record.prompt_ids is None and not record.sides
 
     def _nothing(self) -> str:
         name = self.source if isinstance(self.source, str | Path) else getattr(self.source, "name", "the input")
@@ -145,8 +148,8 @@ class RecordStream:
 
 
 def n_ids(record: TokenRecord) -> int:
-    """Ids of prompt and reply; of a record without any, about as many as its text has."""
-    n = len(record.prompt_ids or ()) + len(record.reply_ids or ())
+    """Ids of prompt, reply and both sides; of a record without any, about as many as its text has."""
+    n = len(record.prompt_ids or ()) + len(record.reply_ids or ()) + sum(map(len, record.sides.values()))
     return n or (len(record.prompt_text or "") + len(record.reply_text or "")) // 4
 
 
@@ -173,7 +176,7 @@ def _from_columns(rollouts: Rollouts, i: int, record: TokenRecord, ids: list[int
         setattr(record, name, None if scoring is None else _cells(scoring.logprobs, at, start))
     record.spans = runs(drawn) if any(drawn) else None
     record.prompt_text = rollouts.record("prompt_text", i)
-    record.messages = rollouts.record("prompt_messages", i)
+    record.messages = messages_of(rollouts.record("prompt_messages", i))
     record.finish_reason = rollouts.record("finish_reason", i)
     stops = rollouts.lists.get("stop_token_ids")
     record.stop_ids = tuple(stops.row(i).tolist()) if stops is not None else ()

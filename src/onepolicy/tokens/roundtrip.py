@@ -51,8 +51,8 @@ class Way:
         return self.encode(texts, side) if found is None else found
 
     def _by_words(self, legs: Sequence[Leg], texts: list[str], side: Facts) -> list[list[int]] | None:
-        words = words_of(side.tokenizer, self.parse_special)
-        if not words.usable:
+        words = words_of(side.tokenizer, sum(map(len, texts)), parse_special=self.parse_special)
+        if words is None:
             return None
         found = words.ids(texts, lambda new: self.encode(new, side))
         tried = words.to_try([leg.ids == ids for leg, ids in zip(legs, found, strict=True)])
@@ -124,13 +124,17 @@ def check_chunk(records: Sequence[TokenRecord], there: Way) -> RoundTrip:
     prompts = _unique([r.prompt_ids for r in records], there)
     replies = [None if r.reply_ids is None else _leg(r.reply_ids, there) for r in records]
     windows = _travel(prompts, replies, there)
+    found: list[Found] = []
     for record, prompt, reply in zip(records, prompts, replies, strict=True):
         result.n_tokens += sum(len(leg.ids) for leg in (prompt, reply) if leg)
         result.n_without_ids += prompt is None and reply is None
         for part, leg in (("prompt", prompt), ("reply", reply)):
             if leg is not None:
-                _judge(result, record, part, leg, there)
-    _judge_joins(result, records, prompts, replies, windows, there)
+                result.checked[part] = result.checked.get(part, 0) + 1
+                found += _judge(record, part, leg, there)
+    if windows:
+        result.checked["join"] = len(windows)
+    _add(result, found + _judge_joins(records, prompts, replies, windows, there))
     compare_texts(result, records, [leg.text if leg and leg.sound else None for leg in replies], there)
     return result
 
@@ -189,32 +193,53 @@ def _windows(prompts: Legs, replies: Legs, there: Way) -> Windows:
     return {i: Leg(head + tail, text=next(texts) + next(texts)) for i, (head, tail) in pairs.items()}
 
 
-def _judge(result: RoundTrip, record: TokenRecord, part: str, leg: Leg, there: Way) -> None:
-    result.checked[part] = result.checked.get(part, 0) + 1
+@dataclass(slots=True)
+class Found:
+    """A difference, and what is needed to say whether its text changes: the text, the re-encoded ids, their decoder."""
+
+    difference: Difference
+    text: str
+    again: list[int]
+    side: Facts
+    why: str = ""
+
+    @property
+    def same_text(self) -> bool:
+        """Whether the classes alone say that the text is the same."""
+        return set(self.difference.classes) <= SAME_TEXT
+
+
+def _judge(record: TokenRecord, part: str, leg: Leg, there: Way) -> list[Found]:
     if leg.sound and leg.again == leg.ids:
-        return
+        return []
     names = {"record_id": record.record_id, "place": record.place, "part": part}
     if not leg.sound:
-        result.fails(IDS)
-        result.add(part, "outside-vocabulary", outside(leg.ids, there.a, **names).as_json())
-        return
+        return [Found(outside(leg.ids, there.a, **names), "", [], there.a)]
+    out: list[Found] = []
     again, side = (leg.again, there.b) if leg.own is None else (leg.own, there.a)
     if again != leg.ids:
-        found = explain(leg.ids, again, there.a, side, leg.text, **names)
-        found = replace(found, reencodes=reencoding_said(record, part, leg.ids, leg.again))
-        _add(result, found, leg.text, again, side, RECORD_SAYS if found.reencodes else "")
+        said = reencoding_said(record, part, leg.ids, leg.again)
+        difference = explain(leg.ids, again, there.a, side, leg.text, reencodes=said, **names)
+        out.append(Found(difference, leg.text, again, side, RECORD_SAYS if said else ""))
     if leg.own is not None and leg.own != leg.again:
-        found = explain(leg.own, leg.again, there.a, there.b, leg.text, **names)
-        _add(result, found, leg.text, leg.again, there.b, TOKENIZERS)
+        difference = explain(leg.own, leg.again, there.a, there.b, leg.text, **names)
+        out.append(Found(difference, leg.text, leg.again, there.b, TOKENIZERS))
+    return out
 
 
-def _add(result: RoundTrip, found: Difference, text: str, again: list[int], side: Facts, why: str = "") -> None:
-    """Counts a difference. Whether the re-encoded ids decode to the same text is told by the class, or tried."""
-    same = set(found.classes) <= SAME_TEXT or side.tokenizer.decode([again])[0] == text
-    result.fails(IDS)
-    if not same:
-        result.fails(TEXT)
-    result.add(found.part, found.cls, replace(found, text_equal=same).as_json(), why)
+def _add(result: RoundTrip, found: Sequence[Found]) -> None:
+    """Counts the differences, and decodes the re-encoded ids of those whose text may change, in one batch."""
+    same: dict[int, bool] = {}
+    for side in {id(f.side): f.side for f in found}.values():
+        open_ = [f for f in found if f.side is side and f.again and not f.same_text]
+        texts = side.tokenizer.decode([f.again for f in open_]) if open_ else []
+        same.update((id(f), f.text == text) for f, text in zip(open_, texts, strict=True))
+    for f in found:
+        equal = same.get(id(f), True if f.same_text else None)
+        result.fails(IDS)
+        if equal is False:
+            result.fails(TEXT)
+        result.add_difference(f.difference, equal, f.why)
 
 
 def reencoding_said(record: TokenRecord, part: str, ids: Sequence[int], again: Sequence[int]) -> str:
@@ -232,23 +257,31 @@ def reencoding_said(record: TokenRecord, part: str, ids: Sequence[int], again: S
 
 
 def _judge_joins(
-    result: RoundTrip, records: Sequence[TokenRecord], prompts: Legs, replies: Legs, windows: Windows, there: Way
-) -> None:
+    records: Sequence[TokenRecord], prompts: Legs, replies: Legs, windows: Windows, there: Way
+) -> list[Found]:
     """Where the window does not survive, the whole text is encoded and held against its two parts' own encodings."""
-    if windows:
-        result.checked["join"] = len(windows)
     doubtful = {i: (prompts[i], replies[i]) for i, leg in windows.items() if leg.again != leg.ids}
     whole = [Leg([*p.again, *r.again], text=p.text + r.text) for p, r in doubtful.values() if p and r]
-    for i, apart, again in zip(doubtful, whole, there.encode_all(whole, there.b), strict=True):
-        prompt = prompts[i]
+    out: list[Found] = []
+    for (i, (prompt, _)), apart, again in zip(doubtful.items(), whole, there.encode_all(whole, there.b), strict=True):
         if again != apart.ids and prompt is not None:
-            _add_join(result, records[i], apart, again, len(prompt.again), there.b)
+            difference = _at_join(records[i], apart, again, len(prompt.again), there.b)
+            out.append(Found(difference, apart.text, again, there.b))
+    return out
 
 
-def _add_join(result: RoundTrip, record: TokenRecord, apart: Leg, again: list[int], at: int, side: Facts) -> None:
+def _at_join(record: TokenRecord, apart: Leg, again: list[int], at: int, side: Facts) -> Difference:
     names = {"record_id": record.record_id, "place": record.place, "part": "join"}
-    found = explain(apart.ids, again, side, side, **names)
-    detail = f"the reply begins at position {at}"
+    found = explain(apart.ids, again, side, side, apart.text, **names)
     if found.cls in SAME_TEXT:
         found = replace(found, cls="merged-across-join", classes=("merged-across-join", *found.classes[1:]))
-    _add(result, replace(found, detail=found.detail or detail), apart.text, again, side)
+    elif _only_space(found) and not any(k in side.added for k in apart.ids[max(0, at - 1) : at + 1]):
+        how = "lost" if len(found.text) > len(found.reencoded_text) else "added"
+        found = replace(found, cls="prefix-space", classes=("prefix-space", *found.classes[1:]), detail=how)
+    where = f"the reply begins at position {at}"
+    return replace(found, detail=f"{found.detail}, {where}" if found.detail else where)
+
+
+def _only_space(found: Difference) -> bool:
+    """Whether the first stretch is the same text but for white space."""
+    return "".join(found.text.split()) == "".join(found.reencoded_text.split())

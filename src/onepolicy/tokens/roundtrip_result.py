@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onepolicy import codes
 from onepolicy.codes.kind import DRIFT, FAIL, INFO, PASS, WARN
 from onepolicy.tokens.classes import CLASSES
+from onepolicy.tokens.explain_difference import Difference
 from onepolicy.types import Finding, Severity
 
 #: Examples that are kept of one part and class.
@@ -109,6 +110,13 @@ class RoundTrip:
 
     def add(self, part: str, cls: str, example: dict[str, Any], why: str = "") -> None:
         self.groups.setdefault((part, cls, why), Group()).add({"class": cls, **example})
+
+    def add_difference(self, found: Difference, text_equal: bool | None, why: str = "") -> None:
+        """Like `add`; its JSON is made only while examples are wanted."""
+        group = self.groups.setdefault((found.part, found.cls, why), Group())
+        group.n += 1
+        if len(group.examples) < EXAMPLES:
+            group.examples.append(replace(found, text_equal=text_equal).as_json())
 
     def fails(self, direction: str) -> None:
         self.directions[direction] = self.directions.get(direction, 0) + 1

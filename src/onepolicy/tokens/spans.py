@@ -14,7 +14,7 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.tokens.base import Tokenizer, TokenRecord
-from onepolicy.tokens.counts import empty
+from onepolicy.tokens.cells import empty
 from onepolicy.tokens.masks import shift_of
 from onepolicy.tokens.placing import Place, Problem, Turn, placed_turns, segments_of, turn_of
 from onepolicy.tokens.span_faults import Diagnosis
@@ -40,6 +40,8 @@ CODES_OF: dict[str, str] = {
     "sampled-not-trained": "span-mask-wrong",
     "mask-count": "counts-disagree",
 }
+#: Problems of the mask.
+MASKS = frozenset({"mask-shifted", "trained-not-sampled", "sampled-not-trained", "mask-count"})
 _TEXTS: dict[str, str] = {
     "re-encoded": "the sampled span is the same text under other ids",
     "changed": "the sampled span has other ids",
@@ -68,6 +70,17 @@ class SpanProof:
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    @property
+    def spans(self) -> list[tuple[int, int]] | None:
+        """`[start, stop)` of every turn in its sequence; None unless all of them stand there."""
+        found = [place for place in self.places if place is not None]
+        return [(p.start, p.stop) for p in found] if len(found) == len(self.places) else None
+
+    @property
+    def mask_is_judged(self) -> bool:
+        """Whether a problem is the mask's."""
+        return any(problem.kind in MASKS for problem in self.problems)
 
     def findings(self, record_id: str = "", place: str = "") -> list[Finding]:
         """One for each problem. Sampled tokens that are not trained warn; everything else fails."""
@@ -128,15 +141,23 @@ def check_turns(
     record: TokenRecord, *, tokenizer: Tokenizer | None = None, names: Mapping[int, str] | None = None
 ) -> list[Finding]:
     """`prove_spans` for a record with turns: they must stand in its prompt and reply, under its loss mask."""
+    proof = prove_turns(record, tokenizer=tokenizer, names=names)
+    return [] if proof is None else proof.findings(record.record_id, record.place)
+
+
+def prove_turns(
+    record: TokenRecord, *, tokenizer: Tokenizer | None = None, names: Mapping[int, str] | None = None
+) -> SpanProof | None:
+    """The proof of a record's turns; None for a record without."""
     turns = [turn for turn in record.turns or () if turn.get("reply_ids") is not None]
     if not turns or not record.reply_ids:
-        return []
+        return None
     ids = [*(record.prompt_ids or ()), *record.reply_ids]
     mask = record.loss_mask
     if mask is not None and len(mask) == len(record.reply_ids):
         mask = [*([None] * len(record.prompt_ids or ())), *mask]
     mask = None if mask is None or len(mask) != len(ids) else mask  # a mask that counts nothing: see `counts`
-    return prove_spans(turns, ids, mask, tokenizer=tokenizer, names=names).findings(record.record_id, record.place)
+    return prove_spans(turns, ids, mask, tokenizer=tokenizer, names=names)
 
 
 # masks

@@ -6,6 +6,7 @@ one field, the first of the table that is not null counts. What no row of the ta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -52,8 +53,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "prompt_text": ("prompt_text",),
     "prompt": ("prompt_text", "messages", "prompt_ids"),
     "prompts": ("prompt_text", "messages", "prompt_ids"),
-    "messages": ("messages",),
-    "prompt_messages": ("messages",),
+    "messages": ("messages", "@messages"),
+    "prompt_messages": ("messages", "@messages"),
     # one value a token
     "loss_mask": ("loss_mask",),
     "response_mask": ("loss_mask",),
@@ -85,8 +86,12 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     # more than one reader, more than one turn
     "engine_ids": ("@engine",),
     "sampler_ids": ("@engine",),
+    "engine_prompt_ids": ("@engine",),
+    "sampler_prompt_ids": ("@engine",),
     "trainer_ids": ("@trainer",),
     "scorer_ids": ("@trainer",),
+    "trainer_prompt_ids": ("@trainer",),
+    "scorer_prompt_ids": ("@trainer",),
     "spans": ("spans",),
     "sampled_spans": ("spans",),
     "turns": ("turns",),
@@ -109,6 +114,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "usage": ("object",),
     "spans": ("lists",),
     "turns": ("objects",),
+    "@messages": ("text",),
     "@token_ids": ("list",),
     "@prompt_length": ("number",),
     "@drawn": ("list",),
@@ -121,7 +127,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "@ignored_strings": ("strings",),
     "@ignored_number": ("number",),
 }
-_IDS = ("prompt_ids", "reply_ids", "@token_ids", "@engine", "@trainer", "stop_ids")
+_IDS = ("prompt_ids", "reply_ids", "@token_ids", "@engine", "@trainer", "stop_ids", "@eos_token_id")
+_WHOLE = ("stop_ids", "@eos_token_id", "@prompt_length")
 _SAID = {
     "list": "a list of numbers",
     "lists": "a list of lists",
@@ -200,14 +207,20 @@ def _shape(value: Any) -> str:
 
 def _refuse(field: str, key: str, value: Any) -> None:
     """Errors: `ContentError` for what the field cannot hold, at its position."""
-    if field in _IDS and isinstance(value, list) and not is_ids(cast(list[Any], value)):
-        at = next(i for i, x in enumerate(cast(list[Any], value)) if type(x) is not int)
-        raise ContentError(f"{key!r}, position {at}: got {quoted(value[at])}, wanted an integer token id")
-    if field == "token_strings" and not all(isinstance(x, str) for x in value):
-        at = next(i for i, x in enumerate(value) if not isinstance(x, str))
-        raise ContentError(f"{key!r}, position {at}: got {quoted(value[at])}, wanted text")
+    cells = cast(list[Any], value) if isinstance(value, list) else None
+    if field in _IDS and cells is not None and not is_ids(cells):
+        _wrong_cell(key, cells, lambda x: type(x) is int, "an integer token id")
+    if field in _WHOLE and cells is None and type(value) is not int:
+        raise ContentError(f"{key!r}: got {quoted(value)}, wanted an integer")
+    if field == "token_strings" and cells is not None and not all(isinstance(x, str) for x in cells):
+        _wrong_cell(key, cells, lambda x: isinstance(x, str), "text")
     if isinstance(value, str) and not _is_unicode(value):
         raise ContentError(f"{key!r}: the text has half of a surrogate pair, so it is not Unicode")
+
+
+def _wrong_cell(key: str, cells: list[Any], fits: Callable[[Any], bool], wanted: str) -> None:
+    at = next(i for i, x in enumerate(cells) if not fits(x))
+    raise ContentError(f"{key!r}, position {at}: got {quoted(cells[at])}, wanted {wanted}")
 
 
 def is_ids(values: Sequence[Any]) -> bool:
@@ -279,7 +292,7 @@ def _token_ids(record: TokenRecord, ids: list[int], found: Found) -> None:
     if drawn is not None and len(drawn) != len(ids):
         raise ContentError(f"'drawn': got {len(drawn)} values, wanted {len(ids)}, one for each of token_ids")
     first = next((i for i, x in enumerate(drawn) if x), len(ids)) if drawn else len(ids)
-    at = int(found["@prompt_length"][1]) if "@prompt_length" in found else first
+    at: int = found["@prompt_length"][1] if "@prompt_length" in found else first
     if not 0 <= at <= len(ids):
         raise ContentError(f"'prompt_length': got {at}, wanted 0 to {len(ids)}, the length of token_ids")
     record.prompt_ids = ids[:at]
@@ -308,6 +321,23 @@ def runs(flags: Iterable[Any]) -> list[tuple[int, int]]:
 def _eos(record: TokenRecord, value: Any, found: Found) -> None:
     record.extra = {**record.extra, "eos_token_id": value}
     record.stop_ids = record.stop_ids or _stop_ids(value, "eos_token_id")
+
+
+def _messages(record: TokenRecord, value: str, found: Found) -> None:
+    record.messages = messages_of(value)
+
+
+def messages_of(text: str | None) -> list[Any] | None:
+    """Messages from their JSON text, as the canonical form keeps them. Errors: `ContentError`."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(m, Mapping) for m in cast(list[Any], found)):
+        raise ContentError(f"messages: got {quoted(text)}, wanted a list of objects, or its JSON text")
+    return cast(list[Any], found)
 
 
 def _side(name: str) -> Callable[[TokenRecord, Any, Found], None]:
@@ -350,6 +380,7 @@ def _finish_reason(record: TokenRecord, value: Mapping[str, Any], found: Found) 
 
 
 _RULES: dict[str, Callable[[TokenRecord, Any, Found], None]] = {
+    "@messages": _messages,
     "@token_ids": _token_ids,
     "@eos_token_id": _eos,
     "@engine": _side("engine"),

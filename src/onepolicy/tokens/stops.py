@@ -14,71 +14,9 @@ from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.counts import any_empty, empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.cells import any_empty, empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.sampled import Sampled, sampled_runs
 from onepolicy.types import Finding, Outcome, Severity
-
-Runs = list[tuple[int, int]]
-Column = Sequence[Any] | None
-
-
-@dataclass(slots=True)
-class Sampled:
-    """What of a reply was drawn: `[start, stop)` in the reply, and who says so (`spans`, `drawn`, `log-probs`,
-    `padding` where only trailing padding was left out, `ids` where nothing is known and the whole reply is taken).
-    """
-
-    runs: Runs
-    source: str
-
-    @property
-    def known(self) -> bool:
-        return self.source in ("spans", "drawn", "log-probs")
-
-
-def sampled_runs(record: TokenRecord, stops: frozenset[int] = frozenset(), pad: int | None = None) -> Sampled:
-    """The drawn parts of the reply, from the best witness that the record has."""
-    ids, n_prompt = record.reply_ids or [], len(record.prompt_ids or ())
-    if record.spans is not None:
-        inside = [(max(a - n_prompt, 0), min(b - n_prompt, len(ids))) for a, b in record.spans]
-        return Sampled([(a, b) for a, b in inside if a < b], "spans")
-    drawn = of_reply(record.extra.get("drawn"), record)
-    if drawn is not None:
-        return Sampled(runs_of([bool(x) for x in drawn]), "drawn")
-    logprobs = sampler_logprobs(record)
-    if logprobs is not None and any_empty(logprobs):
-        return Sampled(runs_of([not empty(x) for x in logprobs]), "log-probs")
-    end = len(ids) - _padding(ids, stops, pad, logprobs, of_reply(record.loss_mask, record))
-    return Sampled(
-        [(0, end)] if end else [], "padding" if end < len(ids) else "ids" if logprobs is None else "log-probs"
-    )
-
-
-def runs_of(flags: Sequence[bool]) -> Runs:
-    """`[start, stop)` of every stretch of True."""
-    edges = [i for i in range(len(flags) + 1) if (i < len(flags) and flags[i]) != (i > 0 and flags[i - 1])]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _padding(
-    ids: Sequence[int],
-    stops: frozenset[int],
-    pad: int | None,
-    logprobs: Sequence[Any] | None,
-    mask: Sequence[Any] | None,
-) -> int:
-    """Trailing ids that are padding: the padding id, or one id repeated behind a stop token (that id itself, often)."""
-    if not ids:
-        return 0
-    last, k = ids[-1], 1
-    while k < len(ids) and ids[-k - 1] == last:
-        k += 1
-    behind_stop = k < len(ids) and ids[-k - 1] in stops
-    count = k - 1 if last in stops else k if last == pad or (behind_stop and k > 1) else 0
-    if logprobs is None or not count:
-        return count
-    values = set(logprobs[-count:])
-    filled = values == {0} or (count > 1 and len(values) == 1) or (mask is not None and not any(mask[-count:]))
-    return count if filled else 0  # with log-probs of their own they were drawn
 
 
 @dataclass
@@ -255,6 +193,8 @@ def _missing(v: _View) -> Iterator[Finding]:
     """The reply ended by itself, and its last sampled id is no stop id."""
     if v.finish not in ("stop", "string") or v.ends_at_stop or not v.end or _appended_at(v) is not None:
         return
+    if len(v.ids) > 1 and v.end == len(v.ids) and v.ids[v.end - 2] in v.stops:
+        return  # one id stands behind the stop token: said by `_inside`
     if v.record.extra.get("max_tokens") == v.end:
         return  # said by `_contradicts`
     kind, given = _kind_of_missing(v)
@@ -262,6 +202,9 @@ def _missing(v: _View) -> Iterator[Finding]:
         return
     more = {"last_id": v.last, "ends_at": v.end, "completion_tokens": v.record.usage.get("completion_tokens")}
     text = f"finish reason {v.record.finish_reason!r}, but the last sampled id {v.named(v.last)} is no stop id"
+    if kind == "missing":  # then nothing tells a token that is lost from a stop id that nobody named
+        given = given | {"rivals": (f"{v.last} is a stop id that is not among {sorted(v.stops)}",)}
+        more |= {"stop_ids": sorted(v.stops)}
     yield v.found("stop-token-missing", kind, None, f"{text}: {_MISSING[kind]}", more, **given)
 
 
@@ -307,7 +250,10 @@ def _appended(v: _View) -> Iterator[Finding]:
         return
     kind = "after-length-cut" if v.finish == "length" else "not-drawn"
     proof = {"spans": "outside of what was sampled", "drawn": "not drawn", "log-probs": "without a log-prob"}
-    said = proof.get(v.sampled.source if at >= v.end else "", "behind a reply that was cut by length")
+    inside = "behind a reply that was cut by length"
+    if v.finish != "length" and at < v.end:
+        inside = "behind the stop string at which the reply ended" if _by_string(v) else "the engine counted one less"
+    said = proof.get(v.sampled.source if at >= v.end else "", inside)
     trained = "is trained" if v.trained(at) else "is in the reply (no loss mask leaves it out)"
     text = f"stop token {v.named(v.ids[at])} at {at} {trained}, but was not sampled: {said}"
     yield v.found("stop-token-appended", kind, at, text, {"why": said}, **(FAILS if v.trained(at) else WARNS))
@@ -321,9 +267,19 @@ def _appended_at(v: _View) -> int | None:
         return at if new else None
     if not v.ends_at_stop or not v.trained(at - 1) or counted == at or v.sampled.source in ("spans", "drawn"):
         return None
+    if _by_string(v):
+        return at - 1
     has_logprob = v.logprobs is not None and v.logprobs[at - 1] != 0
     cut = v.finish == "length" and not has_logprob
     return at - 1 if cut or (counted == at - 1 and not has_logprob) else None
+
+
+def _by_string(v: _View) -> bool:
+    """The engine says that a stop string ended the reply, and the stop id behind it has no log-prob of its own."""
+    said = v.record.extra.get("stop_reason", v.record.extra.get("matched_stop"))
+    if not isinstance(said, str) or v.names.get(v.last or 0) == said:
+        return False
+    return v.logprobs is None or v.logprobs[v.end - 1] == 0
 
 
 def _contradicts(v: _View) -> Iterator[Finding]:

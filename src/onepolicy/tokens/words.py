@@ -25,6 +25,9 @@ MOST_WORDS = 1 << 18
 LONGEST = 64
 #: So many texts that survive, and that do not, are encoded by the library too at first, then every so-many-th.
 TRIED_FIRST, TRIED_EVERY = 16, 128
+#: Backends whose own encoding is slower than words, and the characters that they encode before words are worth it.
+WORTH = frozenset({"tokenizers", "transformers", "gguf"})
+READ_BEFORE = 1 << 21
 
 #: Splitting expressions that end a piece at every cut, by name.
 KNOWN: dict[str, str] = {
@@ -83,18 +86,28 @@ class Words:
         return ids
 
 
-_WORDS: weakref.WeakKeyDictionary[Any, dict[bool, Words]] = weakref.WeakKeyDictionary()
+#: tokenizer -> mode -> its words, or how many characters were read without them.
+_WORDS: weakref.WeakKeyDictionary[Any, dict[bool, Words | int]] = weakref.WeakKeyDictionary()
 
 
-def words_of(tokenizer: Tokenizer, parse_special: bool = True) -> Words:
-    """The words of a tokenizer, remembered while it lives."""
+def words_of(tokenizer: Tokenizer, characters: int = READ_BEFORE, *, parse_special: bool = True) -> Words | None:
+    """The words of a tokenizer, remembered while it lives; None where it has none, or before they are worth it.
+
+    `characters`: how many are about to be read. Describing a tokenizer may take a second, so it comes late.
+    """
+    if tokenizer.BACKEND not in WORTH:
+        return None
     try:
         known = _WORDS.setdefault(tokenizer, {})
     except TypeError:  # cannot be referred to weakly
-        known = {}
-    if parse_special not in known:
-        known[parse_special] = Words(word_pattern(tokenizer))
-    return known[parse_special]
+        return None
+    words = known.get(parse_special, 0)
+    if isinstance(words, int):
+        words = words + characters
+        if words >= READ_BEFORE:
+            words = Words(word_pattern(tokenizer))
+        known[parse_special] = words
+    return words if isinstance(words, Words) and words.usable else None
 
 
 def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.counts import check_counts, counts, empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.cells import empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.counts import check_counts, counts
 from onepolicy.types import Finding, Severity
 
 IDS = [40, 41, 42, 43]

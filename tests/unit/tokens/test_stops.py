@@ -10,7 +10,8 @@ import pytest
 from onepolicy.records import from_records
 from onepolicy.tokens.base import TokenRecord
 from onepolicy.tokens.columns import check_rollouts, stop_suspects
-from onepolicy.tokens.stops import check_stops, runs_of, sampled_runs
+from onepolicy.tokens.sampled import runs_of, sampled_runs
+from onepolicy.tokens.stops import check_stops
 from onepolicy.types import Finding, Severity
 
 STOP, OTHER, PAD = 7, 8, 0

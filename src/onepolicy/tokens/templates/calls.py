@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,8 @@ def _finding(group: list[CallResult], ways: dict[str, str]) -> Finding:
         **change.to_json(),
     }
     text += f"; {shorten(change.sampled, 80)} is {shorten(change.rendered, 80)}"
-    more = {} if change.equal_json else _FAIL
+    avoided = _other_way(first, ways) and not any(r.conversation.own for r in group)  # nobody hands them over like this
+    more = {} if change.equal_json or avoided else _FAIL
     return finding(
         "tool-call-rewritten",
         text,
@@ -129,11 +130,36 @@ def _finding(group: list[CallResult], ways: dict[str, str]) -> Finding:
 
 def _advice(first: CallResult, ways: dict[str, str]) -> str:
     keep = "Keep the sampled ids of the call; do not parse it and render it again."
-    other = "object" if first.way == "text" else "text"
-    if ways.get(other) == "kept":
-        form = "an object" if other == "object" else "a JSON text"
+    if _other_way(first, ways):
+        form = "an object" if first.way == "text" else "a JSON text"
         return f"{keep} Where it must be rendered, hand the arguments over as {form}."
     return keep
+
+
+def _other_way(first: CallResult, ways: dict[str, str]) -> bool:
+    """Whether the arguments are kept when they are handed over the other way."""
+    return ways.get("object" if first.way == "text" else "text") == "kept"
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with tool-call arguments as objects where they are JSON texts; None where none is."""
+    out: list[dict[str, Any]] = []
+    for message in messages:
+        calls = [_with_object(c) for c in message.get("tool_calls") or ()]
+        out.append({**message, "tool_calls": calls} if calls else dict(message))
+    return out if out != [dict(m) for m in messages] else None
+
+
+def _with_object(entry: Any) -> Any:
+    inner = entry.get("function", entry) if isinstance(entry, Mapping) else None
+    given = inner.get("arguments") if isinstance(inner, Mapping) else None
+    if not isinstance(given, str) or not isinstance(inner, Mapping):
+        return entry
+    try:
+        new = {**inner, "arguments": json.loads(given)}
+    except ValueError:
+        return entry
+    return {**entry, "function": new} if "function" in entry else new
 
 
 def _lost(lost: list[CallResult]) -> Finding:

@@ -14,11 +14,18 @@ from typing import Any
 from onepolicy.codes import by_rank, finding
 from onepolicy.errors import UsageError
 from onepolicy.tokens.base import Tokenizer
-from onepolicy.tokens.templates.calls import CallResult, call_findings, call_results
+from onepolicy.tokens.templates.calls import CallResult, call_findings, call_results, with_objects
 from onepolicy.tokens.templates.conversations import SYSTEM, Conversation, built_in, conversation_from, user
 from onepolicy.tokens.templates.generation import GenerationResult, generation_findings, generation_results
 from onepolicy.tokens.templates.history import Judged, history_findings
-from onepolicy.tokens.templates.ids import IdResult, bos_findings, id_results, look_alike_findings, seam_findings
+from onepolicy.tokens.templates.ids import (
+    IdResult,
+    bos_findings,
+    control_token_findings,
+    id_results,
+    look_alike_findings,
+    seam_findings,
+)
 from onepolicy.tokens.templates.prefix import StepResult, judge_step, summary
 from onepolicy.tokens.templates.process import Child, TemplateFailure
 from onepolicy.tokens.templates.render import FROZEN, ChatTemplate, shared_child
@@ -50,8 +57,9 @@ class TemplateReport:
 
     @property
     def safe(self) -> bool:
-        """No finding that fails: a rollout of several turns may be rendered anew each turn."""
-        return not any(f.severity is Severity.FAIL for f in self.findings)
+        """No finding that fails, and something was rendered: a rollout of several turns may be rendered each turn."""
+        kept = [*self.prefix_preserving.values(), *self.own_prefix_preserving.values()]
+        return not any(f.severity is Severity.FAIL for f in self.findings) and any(x is not None for x in kept)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -93,9 +101,22 @@ def check_template(
     try:
         names = bound.names()
         usable = with_preface(bound)
+        if _ignores_messages(usable):
+            return TemplateReport(bound.digest, (_no_template(),))
     except TemplateFailure as failure:
         return TemplateReport(bound.digest, (failed(failure),))
     return _Check(usable, tokenizer, names, own, stop_tokens, with_built_in).report()
+
+
+def _ignores_messages(template: ChatTemplate) -> bool:
+    """Whether two questions give one text: a text that leaves every message out is no chat template."""
+    one, other = (template.render([user(text)], add_generation_prompt=True) for text in ("Qzw1?", "Is it lit?"))
+    return one == other
+
+
+def _no_template() -> Finding:
+    advice = "Give the template's own file (chat_template.jinja): Jinja text that writes messages."
+    return finding("nothing-checked", "the template writes nothing of a message: it is no chat template", advice=advice)
 
 
 def with_preface(template: ChatTemplate) -> ChatTemplate:
@@ -239,12 +260,26 @@ class _Check:
             for r in self.results
             if r.status == "stopped" or (r.status == "failed" and r.step.conversation.own and r.step.real)
         ]
-        texts = dict.fromkeys((r.status, r.why) for r in bad)
-        places = {(r.status, r.why): r.step.place for r in reversed(bad)}
-        return [
-            finding("template-failed", why, place=places[status, why], evidence={"class": status, "why": why})
-            for status, why in texts
-        ]
+        firsts = {(r.status, r.why): r for r in reversed(bad)}
+        return [self._failed(firsts[key]) for key in dict.fromkeys((r.status, r.why) for r in bad)]
+
+    def _failed(self, bad: StepResult) -> Finding:
+        """One failure; with its cause, where the template takes arguments of tool calls as objects only."""
+        evidence = {"class": bad.status, "why": bad.why}
+        objects = with_objects(bad.step.following) if bad.status == "failed" else None
+        try:
+            if objects is not None:
+                self.template.render(objects, **bad.step.conversation.options())
+        except TemplateFailure:
+            objects = None
+        if objects is None:
+            return finding("template-failed", bad.why, place=bad.step.place, evidence=evidence)
+        said = f"{bad.why}; the same messages render when the tool calls' arguments are objects instead of JSON texts"
+        advice = (
+            "Parse the arguments before rendering (json.loads): engines send a text, this template takes an object."
+        )
+        evidence["class"] = "arguments-as-text"
+        return finding("template-failed", said, place=bad.step.place, evidence=evidence, advice=advice)
 
     def _generation(self) -> list[Finding]:
         cases: list[dict[str, Any]] = [{}, *([{"enable_thinking": False}] if "enable_thinking" in self.names else [])]
@@ -269,6 +304,7 @@ class _Check:
         try:
             out += joined_findings(self.template, self.conversations)
             out += bos_findings(self.template, self.tokenizer)
+            out += control_token_findings(self.template, self.tokenizer, self.stop.stop)
             out += look_alike_findings(self.template, self.stop.stop)
         except TemplateFailure as failure:
             out.append(failed(failure))

@@ -8,10 +8,11 @@ from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.tokens.base import Tokenizer
-from onepolicy.tokens.templates.conversations import user
+from onepolicy.tokens.templates.conversations import assistant, user
 from onepolicy.tokens.templates.edits import common_prefix
 from onepolicy.tokens.templates.prefix import StepResult
 from onepolicy.tokens.templates.render import ChatTemplate
+from onepolicy.tokens.templates.stop import SPELLED
 from onepolicy.types import Finding, Outcome, Severity
 
 
@@ -81,16 +82,25 @@ def bos_findings(template: ChatTemplate, tokenizer: Tokenizer | None) -> list[Fi
     in_text = _leading(text, bos) if isinstance(bos, str) and bos else 0
     if in_text >= 2:
         return [_double("template", {"in_text": in_text}, f"the template writes {bos!r} {in_text} times", {})]
-    special = tokenizer.special_ids().get("bos") if tokenizer is not None else None
-    if tokenizer is None or special is None:
+    if tokenizer is None:
         return []
     plain, added = (tokenizer.encode([text], add_special=add)[0] for add in (False, True))
+    special = tokenizer.special_ids().get("bos")
+    special = _put_in_front(plain, added) if special is None else special
+    if special is None:
+        return []
     counts = {"in_text": in_text, "plain": _count(plain, special), "add_special_tokens": _count(added, special)}
     if counts["plain"] >= 1 and counts["add_special_tokens"] > counts["plain"]:
         where = "the template writes a BOS and the tokenizer adds another when the rendered text is encoded as usual"
         warn = {"severity": Severity.WARN, "outcome": Outcome.PASS}
         return [_double("template and encode", counts, where, warn)]
     return []
+
+
+def _put_in_front(plain: list[int], added: list[int]) -> int | None:
+    """The id that the tokenizer puts right before a text, where no file says which is BOS."""
+    n = next((n for n in range(1, len(added) - len(plain) + 1) if added[n : n + len(plain)] == plain), 0)
+    return added[n - 1] if n else None
 
 
 def _double(change: str, counts: Mapping[str, int], text: str, more: Mapping[str, Any]) -> Finding:
@@ -120,3 +130,24 @@ def look_alike_findings(template: ChatTemplate, stop: str) -> list[Finding]:
             "special-token-look-alike", text, place="content", evidence={"class": "not-escaped", "token": stop}, **note
         )
     ]
+
+
+def control_token_findings(template: ChatTemplate, tokenizer: Tokenizer | None, stop: str) -> list[Finding]:
+    """Control tokens that the template writes and the tokenizer has not as one token: they are read as plain letters.
+    A failure for the stop token, at which nothing then stops; a note for others, which some models spell on purpose."""
+    if tokenizer is None:
+        return []
+    text = template.render([user("Who is there?"), assistant("I am.")], add_generation_prompt=False)
+    written: list[str] = [m.group() for m in SPELLED.finditer(text)]
+    spelled = [t for t in dict.fromkeys([stop, *written]) if t and (t == stop or t.startswith("<"))]
+    counts = {t: len(ids) for t, ids in zip(spelled, tokenizer.encode(spelled) if spelled else [], strict=True)}
+    unknown = [t for t in spelled if counts[t] != 1]
+    if not unknown:
+        return []
+    fatal = stop in unknown
+    shown = ", ".join(f"{t!r} ({counts[t]} tokens)" for t in unknown[:4])
+    said = "the stop token and others" if fatal and len(unknown) > 1 else "the stop token" if fatal else "markers"
+    message = f"the template writes {said} that the tokenizer has not as one token: {shown}"
+    evidence = {"class": "stop-token" if fatal else "markers", "tokens": unknown, "stop": stop, "counts": counts}
+    weight: dict[str, Any] = {} if fatal else {"severity": Severity.INFO, "outcome": Outcome.PASS}
+    return [finding("control-tokens-unknown", message, place="chat template", evidence=evidence, **weight)]
