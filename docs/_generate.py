@@ -12,6 +12,8 @@ from types import ModuleType
 from onepolicy import schema
 from onepolicy.cli.explain import SPECIAL_ROWS, joined_bounds, leg_rows, stretch
 from onepolicy.codes import CODES, page
+from onepolicy.codes.kind import Code
+from onepolicy.codes.tokens import TOKENS
 from onepolicy.engines import ENGINES
 from onepolicy.engines.base import Switch
 from onepolicy.engines.fake_faults import FAULTS
@@ -25,7 +27,7 @@ from onepolicy.legs import LEGS, SPECIAL
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.aliases import ALIASES
 from onepolicy.metrics.floor import BUCKETS
-from onepolicy.metrics.tail import WITHHOLD_ABOVE
+from onepolicy.metrics.tail import TAIL_HOLDS, TAIL_SHARE, WITHHOLD_ABOVE
 from onepolicy.sums import Metric
 
 HERE = Path(__file__).resolve().parent
@@ -100,7 +102,8 @@ date = 2026-11-30
   the finding says how many tokens and clusters would decide, were the value to stay.
 - A maximum has no interval: one violation is drift, and a pass needs the tokens in the table.
 - A quantile above p99 informs only, below {TAIL_TOKENS:,} tokens. A mean of ratios with a heavy tail (Pareto k above
-  {WITHHOLD_ABOVE:g}) has no interval, so it cannot pass.
+  {WITHHOLD_ABOVE:g}, with {TAIL_HOLDS:.0%} of the variance or more in the largest {TAIL_SHARE:.0%}) has no interval,
+  so it cannot pass.
 - Surprisal is drift when p is at most {SURPRISAL_LEVEL:g} *and* the excess is above its bound: with many tokens
   anything is significant. Where the scorer drifts by another bound, its surprise is explained by that and only noted.
 - `required` and not measured is inconclusive; `if_measured` and not measured prints *not covered*.
@@ -262,19 +265,28 @@ def _leg_row(key: str, rows: Mapping[str, str], code: str) -> str:
 
 
 def codes_markdown() -> str:
-    """docs/codes.md: every code by rank, with its page."""
+    """docs/codes.md: every code by rank, with its page; those of the tokens apart."""
     parts = [
         "# Finding codes\n\nIn the order of suspicion. `fail` makes a drift or an error, `warn` is shown, `info` is "
-        "a note. `onepolicy explain CODE` prints a page.\n"
+        "a note; a finding may weigh more or less than its code where the case asks for it. `onepolicy explain CODE` "
+        "prints a page.\n"
     ]
-    ordered = sorted(CODES.items(), key=lambda item: item[1].rank)
-    parts += ["\n| code | rank | severity | outcome | what it says |\n|---|---|---|---|---|\n"]
-    parts += [f"| [{c}](#{c}) | {s.rank} | {s.severity} | {s.outcome} | {_cell(s.title)} |\n" for c, s in ordered]
-    for code, _ in ordered:
+    others = {code: spec for code, spec in CODES.items() if code not in TOKENS}
+    rooms = [_by_rank(codes) for codes in (others, TOKENS)]
+    for title, codes in zip(("Codes of log-probs", "Codes of tokens"), rooms, strict=True):
+        parts.append(f"\n## {title}\n\n| code | rank | severity | outcome | what it says |\n|---|---|---|---|---|\n")
+        parts += [
+            f"| [{c}](#{c}) | {s.rank} | {s.severity} | {s.outcome} | {_cell(s.title)} |\n" for c, s in codes.items()
+        ]
+    for code in (*rooms[0], *rooms[1]):
         # a page's own headings go one level down, below its code
         text = re.sub(r"^(#+) ", r"#\1 ", page(code).strip(), flags=re.M)
         parts.append(f"\n{text}\n")
     return "".join(parts)
+
+
+def _by_rank(codes: Mapping[str, Code]) -> dict[str, Code]:
+    return dict(sorted(codes.items(), key=lambda item: item[1].rank))
 
 
 def _cell(text: str) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import scenarios_legs
+import scenarios_tokens
 
 from onepolicy.check import check, compare_rollouts
 from onepolicy.engines.fake import FakeEngine
 from onepolicy.errors import EngineDied, EngineError
 from onepolicy.rollouts import Rollouts, column_values
-from onepolicy.types import Report, Scoring, Values
+from onepolicy.types import Report, Scoring, TokenReport, Values
 
 PROMPT = 4
 
@@ -198,7 +199,7 @@ _TOKENIZERS = (
 )
 _WEIGHTS = ({"engine": "vllm", "weights_digest": "1cde46dd1a9d"}, {"engine": "hf", "weights_digest": "897ddd56cbe5"})
 
-SCENARIOS: dict[str, Callable[[], Report]] = {
+SCENARIOS: dict[str, Callable[[], Report | TokenReport]] = {
     "engine-died": lambda: _broken(EngineDied("engine hf:tiny: its process was killed by SIGKILL during score")),
     "engine-failed": lambda: _broken(EngineError("engine hf:tiny: out of memory while scoring")),
     "nothing-scored": _nothing_scored,
@@ -226,4 +227,5 @@ SCENARIOS: dict[str, Callable[[], Report]] = {
     "semantics-undeclared": lambda: judged(declared(batch(), logprob_semantics=None), "bf16"),
     "not-covered": _no_entropy,
     **scenarios_legs.SCENARIOS,
+    **scenarios_tokens.SCENARIOS,
 }

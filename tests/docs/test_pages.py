@@ -16,7 +16,9 @@ from scenarios import SCENARIOS
 import onepolicy
 from onepolicy.cli.explain import plain_text
 from onepolicy.codes import CODES, page
+from onepolicy.report import fidelity
 from onepolicy.report.text import render
+from onepolicy.types import TokenReport
 
 PAGES = Path(onepolicy.__file__).parent / "pages"
 WIDTH = 78
@@ -26,12 +28,14 @@ _BLOCK = re.compile(r"```text excerpt\n(.*?)```\n", re.DOTALL)
 
 def excerpt(code: str) -> str:
     """The verdict line and the finding, as they stand on the screen."""
-    lines = render(SCENARIOS[code](), width=WIDTH).splitlines()
+    report = SCENARIOS[code]()
+    screen = fidelity.render(report, WIDTH) if isinstance(report, TokenReport) else render(report, WIDTH)
+    lines = screen.splitlines()
     start = next((i for i, line in enumerate(lines) if re.match(rf" [✗!·] {code}  ", line)), None)
     assert start is not None, "\n".join(lines)
-    end = next(i for i, line in enumerate(lines) if i > start and not line.startswith("   "))
+    rest = itertools.takewhile(lambda line: line.startswith("   "), lines[start + 1 :])
     head = [lines[0], *itertools.takewhile(lambda line: line and not line.startswith(" "), lines[1:])]
-    return "\n".join([*head, *lines[start:end]]) + "\n"
+    return "\n".join([*head, lines[start], *rest]) + "\n"
 
 
 def test_every_code_has_a_page_and_every_page_a_code():
