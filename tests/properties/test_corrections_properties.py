@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -289,3 +290,34 @@ def test_a_shard_of_the_batch_with_a_reduce_function_is_the_whole() -> None:
     for function in (lambda x: total, in_place):
         parts = [run("normalise", {k: v[c] for k, v in batch.inputs().items()}, reduce=function).weights for c in cuts]
         np.testing.assert_allclose(np.concatenate(parts), whole.weights, rtol=1e-12)
+
+
+def peak_of_torch(run_it: Any) -> int:
+    """The most bytes that torch held at once, by the profiler's memory events."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept = run_it()
+    live = peak = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert kept is not None
+    return peak
+
+
+@pytest.mark.parametrize(("name", "most"), [("truncate", 3), ("icepop", 3), ("geometric_reject", 3)])
+def test_temporaries(name: str, most: int) -> None:
+    """At most three [B, T] arrays of float32 at once besides weights and keep, statistics included."""
+    shape = (64, 16384)
+    sampler = torch.randn(shape) - 3
+    inputs = {"sampler": sampler, "old": sampler + torch.randn(shape) * 0.05, "mask": torch.rand(shape) < 0.8}
+    run(name, inputs)
+    unit = sampler.numel() * 4
+    assert peak_of_torch(lambda: run(name, inputs)) <= (most + 1.25) * unit
+    arrays = {k: v.numpy() for k, v in inputs.items()}
+    tracemalloc.start()
+    try:
+        run(name, arrays)
+        assert tracemalloc.get_traced_memory()[1] <= (most + 1 + 1.25) * unit  # np.where widens a scalar's side
+    finally:
+        tracemalloc.stop()
