@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onepolicy.tokens.classes import CLASSES
-from onepolicy.tokens.masks import NOT_SAMPLED, ROLES
+from onepolicy.tokens.others import NOT_SAMPLED, ROLES
 from onepolicy.tokens.probes import probes
 from onepolicy.tokens.roundtrip_result import RULES
 from onepolicy.tokens.spellings import SPELLINGS

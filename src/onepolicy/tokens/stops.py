@@ -15,6 +15,7 @@ from typing import Any
 from onepolicy.codes import finding
 from onepolicy.tokens.base import TokenRecord
 from onepolicy.tokens.cells import any_empty, empty, finish_of, of_reply, sampler_logprobs
+from onepolicy.tokens.others import other_spans
 from onepolicy.tokens.sampled import Sampled, sampled_runs
 from onepolicy.types import Finding, Outcome, Severity
 
@@ -321,6 +322,9 @@ def _inside(v: _View) -> Iterator[Finding]:
 
 def _went_on(v: _View, i: int) -> bool:
     """Whether the next id is known to be drawn as well; several turns in one reply are not that."""
+    behind = len(v.record.prompt_ids or ()) + i + 1
+    if any(start <= behind < stop for _, start, stop in other_spans(v.record, behind + 1)):
+        return False  # the record itself says that somebody else wrote it
     if v.sampled.source in ("spans", "drawn"):
         return True
     if v.logprobs is not None and v.logprobs[i + 1] == 0:

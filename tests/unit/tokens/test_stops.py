@@ -302,3 +302,11 @@ def test_a_batch_without_stop_ids_or_replies() -> None:
     }
     texts = from_records([{"token_ids": [1, 2, 3]}, {"token_ids": []}])
     assert check_rollouts(texts, stop_ids=(STOP,)) == []
+
+
+def test_what_the_record_names_as_tool_output_is_no_sampling_behind_a_stop():
+    given = {"reply_ids": [40, 2, 50, 51], "loss_mask": [1, 1, 1, 1], "logprobs": [-0.1, -0.2, -0.3, -0.4]}
+    plain = TokenRecord("r", prompt_ids=[9], stop_ids=(2,), **given)
+    tool = TokenRecord("r", prompt_ids=[9], stop_ids=(2,), extra={"tool_spans": [[3, 5]]}, **given)
+    assert "stop-token-inside" in {f.code for f in check_stops(plain)}
+    assert "stop-token-inside" not in {f.code for f in check_stops(tool)}
