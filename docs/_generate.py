@@ -5,15 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from onepolicy import schema
+from onepolicy import corrections, schema
 from onepolicy.cli.explain import SPECIAL_ROWS, joined_bounds, leg_rows, stretch
 from onepolicy.codes import CODES, page
 from onepolicy.codes.kind import Code
 from onepolicy.codes.tokens import TOKENS
+from onepolicy.corrections.frameworks import FILES
+from onepolicy.corrections.rule import REQUIRED
 from onepolicy.engines import ENGINES
 from onepolicy.engines.base import Switch
 from onepolicy.engines.fake_faults import FAULTS
@@ -29,6 +34,7 @@ from onepolicy.metrics.aliases import ALIASES
 from onepolicy.metrics.floor import BUCKETS
 from onepolicy.metrics.tail import TAIL_HOLDS, TAIL_SHARE, WITHHOLD_ABOVE
 from onepolicy.sums import Metric
+from onepolicy.testing import CONTRACT
 
 HERE = Path(__file__).resolve().parent
 
@@ -289,6 +295,77 @@ def _by_rank(codes: Mapping[str, Code]) -> dict[str, Code]:
     return dict(sorted(codes.items(), key=lambda item: item[1].rank))
 
 
+def corrections_markdown() -> str:
+    """docs/corrections.md: its own prose, with the tables between `<!-- table: x -->` and `<!-- end -->` made anew."""
+    tables = {
+        "corrections": _corrections_table,
+        "effects": lambda: _two_columns("name", "what it is", corrections.EFFECTS),
+        "presets": _correction_presets,
+        "contract": lambda: _two_columns("rule", "broken, it says", CONTRACT),
+    }
+    text = (HERE / "corrections.md").read_text(encoding="utf-8")
+    for name, table in tables.items():
+        marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.S)
+        found = marked.search(text)
+        if not found:
+            raise SystemExit(f"docs/corrections.md: no place for the table {name!r}")
+        text = f"{text[: found.start()]}{found[1]}\n{table()}\n{found[2]}{text[found.end() :]}"
+    return text
+
+
+def _two_columns(first: str, second: str, rows: Mapping[str, str]) -> str:
+    return f"| {first} | {second} |\n|---|---|\n" + "".join(f"| `{k}` | {_cell(v)} |\n" for k, v in rows.items())
+
+
+def _corrections_table() -> str:
+    """What each docstring says first, and its sentences about papers and defaults; numbers are the table's comments."""
+    numbers = dict(re.findall(r'"(\w+)": \w+,  # (\d+)', inspect.getsource(corrections)))
+    parts = ["| no. | correction | what it does | options | default and source |\n|---|---|---|---|---|\n"]
+    for name, correct in corrections.CORRECTIONS.items():
+        first, *rest = inspect.cleandoc(correct.__doc__ or "").split("\n\n")
+        sentences = re.split(r"(?<=\.)\s+(?=[A-Za-z`])", " ".join(rest).replace("\n", " "))
+        source = " ".join(x for x in sentences if _SOURCES.search(x))
+        cells = (numbers[name], f"`{name}`", _plain(first), _options(correct.options), _plain(source))
+        parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join(parts)
+
+
+_SOURCES = re.compile(r"\b(Paper|Source|[Dd]efaults?|verl|slime|SkyRL|NeMo-RL|AReaL|TRL|OpenRLHF|ROLL|open-instruct)\b")
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    """As they are written in a call."""
+    said = {k: f"={v!r}".replace("'", '"') for k, v in options.items()}
+    return ", ".join(f"`{k}` *needed*" if v is REQUIRED else f"`{k}{said[k]}`" for k, v in options.items())
+
+
+def _plain(text: str) -> str:
+    """A cell; outside code, `*` would start emphasis."""
+    return _cell(text.replace("\n", " ").replace(" * ", " \\* "))
+
+
+def _correction_presets() -> str:
+    """One table a framework, from the TOML files."""
+    parts: list[str] = []
+    for framework, file in FILES.items():
+        text = (resources.files("onepolicy.corrections") / "presets" / file).read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+        parts.append(f"### {data['framework']}\n\n{data['version']}, as of {data['date']}; {data['file']}; checked ")
+        parts.append(f"{data['checked']}. {_plain(data.get('note', '').strip())}".strip() + "\n\n")
+        parts.append("| preset | mode | denominator | options | applies | note |\n|---|---|---|---|---|---|\n")
+        parts += [_preset_row(f"{framework}:{name}", table) for name, table in data["preset"].items()]
+        parts.append("\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def _preset_row(name: str, table: Mapping[str, Any]) -> str:
+    made = corrections.preset(name)
+    note = table.get("note", "").strip() + (" *like_origin*" if "like_origin" in str(table["stage"]) else "")
+    options = _options(table.get("options", {}))
+    stages = " then ".join(f"`{stage.name}`" for stage in made.stages) or "nothing"
+    return f"| `{name}` | {made.mode or 'either'} | {made.denominator} | {options} | {stages} | {_plain(note)} |\n"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -301,6 +378,7 @@ PAGES = {
     "engines.md": engines_markdown,
     "codes.md": codes_markdown,
     "legs.md": legs_markdown,
+    "corrections.md": corrections_markdown,
 }
 
 if __name__ == "__main__":

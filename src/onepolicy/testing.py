@@ -1,6 +1,7 @@
 """Assertions for users' own tests. `assert_correction_contract` holds a loss with a correction to the rules of one.
 
-Needs torch, which the loss brings.
+It needs torch, which the loss brings. `assert_token_fidelity` and `TokenFidelityError` are those of `tokens.fidelity`,
+loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onepolicy.errors import UnknownName, UsageError
+
+if TYPE_CHECKING:
+    from onepolicy.tokens.fidelity import TokenFidelityError, assert_token_fidelity
+
+__all__ = ["CONTRACT", "BrokenContract", "TokenFidelityError", "assert_correction_contract", "assert_token_fidelity"]
 
 #: name of the broken rule -> what it says
 CONTRACT: dict[str, str] = {
@@ -31,6 +37,14 @@ LENGTHS = (7, 3, 9, 1, 5)
 COLUMNS = 10
 LOG_RATIOS = (-2.5, -1.0, -0.3, -0.05, 0.05, 0.3, 1.0, 2.5)
 NAMES = ("current", "old", "sampler", "mask", "advantages", "reference", "denominator")
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("TokenFidelityError", "assert_token_fidelity"):
+        from onepolicy.tokens import fidelity
+
+        return getattr(fidelity, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class BrokenContract(AssertionError):
