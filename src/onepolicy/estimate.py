@@ -13,7 +13,7 @@ from onepolicy import histogram as hist
 from onepolicy.grid import to_float
 from onepolicy.intervals import CONFIDENCE, t_cdf, t_quantile
 from onepolicy.metrics import METRICS
-from onepolicy.metrics.tail import WITHHOLD_ABOVE, pareto_k
+from onepolicy.metrics.tail import WITHHOLD_ABOVE, is_heavy, pareto_k
 from onepolicy.sums import Metric, Quantile, Sums, Total
 from onepolicy.types import FloatArray, IntArray, Measurement
 
@@ -107,15 +107,16 @@ def _read(value: float, read: Quantile) -> float:
 
 def measure(sums: Sums, metrics: Mapping[str, Metric] = METRICS) -> dict[str, Measurement]:
     """Every metric of the table as a `Measurement`; what the Sums do not hold is there with `value` None and `why`."""
-    heavy = _heavy_tail(sums)
+    heavy = heavy_tail(sums)
     return {key: _measure(sums, m, heavy) for key, m in metrics.items() if key in sums.metrics}
 
 
-def _heavy_tail(sums: Sums) -> bool:
+def heavy_tail(sums: Sums) -> bool:
+    """Whether the upper tail of the ratios is so heavy that means of them have no interval."""
     if "log_ratio" not in sums.histograms:
         return False
-    k = Totals(sums, METRICS["ratio/pareto_k"]).pareto_k("log_ratio")
-    return k > WITHHOLD_ABOVE
+    codes, counts = sums.histograms["log_ratio"].table()
+    return is_heavy(hist.bin_values(codes), counts.sum(axis=0).astype(np.float64))
 
 
 def _measure(sums: Sums, m: Metric, heavy: bool) -> Measurement:

@@ -29,7 +29,7 @@ def heavy_after(code: str) -> set[str]:
     return HEAVY & set(ran.stdout.splitlines()[-1].split())
 
 
-VERBS = ("record", "check", "compare", "judge", "horizon", "suite", "explain")
+VERBS = ("record", "check", "compare", "judge", "horizon", "watch", "suite", "explain")
 LINES = [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS), ["explain", "kl-above-bound"]]
 LIGHT = ["import onepolicy", *(f"from onepolicy.cli.main import run; run({argv})" for argv in LINES)]
 

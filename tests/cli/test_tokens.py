@@ -155,7 +155,8 @@ def test_one_tokenizer_is_asked_what_it_keeps(cli: Command, tmp_path: Path):
     assert ran.code == 0 and found["place"].startswith("probe ")
     (kept,) = [x for x in report["listings"] if x["title"] == "Text to ids to text"]
     rows = {row[0]: int(row[2]) for row in kept["rows"]}
-    assert rows["capitals"] == 18 and rows["white-space"] == 0
+    assert rows["capitals"] == 18 and rows["all others"] == 0
+    assert "white-space" in kept["rows"][-1][4]
 
 
 # templates
@@ -266,3 +267,37 @@ def test_ids_that_are_none_are_named(cli: Command, canonical: Path, row: dict[st
     canonical.write_text(canonical.read_text(encoding="utf-8") + json.dumps(row) + "\n", encoding="utf-8")
     (found,) = json.loads(cli("tokens", canonical, "--json").out)["findings"]
     assert found["code"] == "lines-skipped" and said in found["evidence"]["places"][0]
+
+
+# options that belong to another question
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--template", "t.jinja", "--reencodes"], "--reencodes goes with a FILE of rollouts"),
+        (["--template", "t.jinja", "--stop-id", "2"], "--stop-id goes with a FILE of rollouts"),
+        (["rollouts.jsonl", "--conversations", "c.jsonl"], "--conversations goes with --template"),
+        (["--tokenizer", "tiny", "--scorer-tokenizer", "tiny", "--conversations", "c"], "--conversations goes with"),
+        (["--sampler", "fake:", "--scorer", "fake:", "--tokenizer", "tiny"], "--tokenizer goes with rollouts"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_an_error(cli: Command, more: list[str], said: str):
+    ran = cli("tokens", *more)
+    assert (ran.code, ran.out) == (2, "") and said in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_template_is_not_a_pass(cli: Command, tmp_path: Path):
+    file = tmp_path / "script.py"
+    file.write_text("print('.')", encoding="utf-8")
+    ran = cli("tokens", "--template", file, "--json")
+    (found,) = json.loads(ran.out)["findings"]
+    assert (ran.code, found["code"]) == (3, "nothing-checked") and "no chat template" in found["message"]
+
+
+def test_a_text_without_its_stop_token_is_no_loss_where_ids_are_kept(cli: Command, tmp_path: Path, tiny: Any):
+    ids, stop = tiny.encode([TEXT])[0], tiny.special_ids()["eos"]
+    file = lines(tmp_path / "r.jsonl", [reply("a", ids, stop=stop, response_text=TEXT)])
+    ran = cli("tokens", file, "--tokenizer", "tiny", "--json")
+    (trip,) = json.loads(ran.out)["listings"]
+    assert ran.code == 0 and ["text", "1", "0", "stop-token-not-in-text 1"] in trip["rows"]

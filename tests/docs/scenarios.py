@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import scenarios_legs
+import scenarios_loop
 import scenarios_tokens
 
 from onepolicy.check import check, compare_rollouts
@@ -228,4 +229,7 @@ SCENARIOS: dict[str, Callable[[], Report | TokenReport]] = {
     "not-covered": _no_entropy,
     **scenarios_legs.SCENARIOS,
     **scenarios_tokens.SCENARIOS,
+    **scenarios_loop.SCENARIOS,
 }
+#: Codes whose report is one of numbers; the others' is a `TokenReport`.
+OF_NUMBERS = [code for code in SCENARIOS if code not in {**scenarios_tokens.SCENARIOS, **scenarios_loop.SCENARIOS}]

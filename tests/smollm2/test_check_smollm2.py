@@ -21,7 +21,7 @@ from onepolicy.types import LegResult, Outcome, Report, Severity
 pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(1800)]
 
 MODEL = Path(__file__).resolve().parents[2] / "build" / "models" / "smollm2"
-# the adapter, another layer count, temperature and top-p: `tests/engines/test_faults_on_real_engines.py`
+# the adapter, another layer count and temperature: `tests/engines/test_faults_on_real_engines.py`
 FAULTS = {
     name: fault
     for name, fault in faults(50000.0, "model.layers.15.mlp.down_proj.weight", 29).items()
@@ -45,15 +45,17 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
     root = tmp_path_factory.mktemp("kept")
     done: dict[str, Report] = {}
 
-    def run(scorer: str, sampler: str = "", legs: Any = FUNCTION, texts: int = 0, **more: Any) -> Report:
+    def run(
+        scorer: str, sampler: str = "", legs: Any = FUNCTION, texts: int = 0, bounds: str | None = None, **more: Any
+    ) -> Report:
         sampling = {"max_tokens": 48, "seed": 7, **{k: more.pop(k) for k in ("temperature", "top_p") if k in more}}
         sampler = sampler or f"vllm:{MODEL}"
-        key = repr((scorer, sampler, legs, texts, sampling, more))
+        key = repr((scorer, sampler, legs, texts, bounds, sampling, more))
         if key not in done:
             keep = root / f"{abs(hash((sampler, str(sampling), texts))):x}"
             params = SamplingParams(**sampling)
             choices = Choices(legs, suite=some(texts), params=params, keep=keep, timeout=1800.0, **more)
-            done[key] = check_engines(sampler, scorer, choices=choices)[0]
+            done[key] = check_engines(sampler, scorer, bounds=bounds, choices=choices)[0]
         return done[key]
 
     return run
@@ -111,3 +113,30 @@ def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
     else:
         assert not drifted(report)
         assert report.context["floor_fault"] > 0
+
+
+def test_a_nucleus_that_the_scorer_ignores(checked: Callable[..., Report]) -> None:
+    """Drift by the mean ratio, about the kept mass, and the contract leg names it. The float32 values of the raw
+    function agree; those with the nucleus do not. (With the floor: on the packaged model.)"""
+    report = checked(f"hf:{MODEL}?semantics=raw", legs=[*FUNCTION, "contract"], bounds="bf16", top_p=0.8)
+    assert leg(report, "same-function").outcome is Outcome.PASS
+    assert leg(report, "same-function-settings").outcome is Outcome.DRIFT
+    found = next(f for f in report.findings if f.code == "logprob-contract")
+    assert found.severity is Severity.FAIL
+    assert "semantics=declared" in found.advice
+    assert "ratio_bias/mean" in drifted(report)
+    assert "ratio-biased" in failing(report)
+    ratio = report.measurements["ratio/mean"]
+    # of a nucleus of 0.8 between 0.8 and 1 is kept; rounding moves the mean by thousandths
+    assert ratio.lower is not None and ratio.upper is not None
+    assert 0.8 < ratio.lower < ratio.upper < 0.9
+
+
+def test_the_mean_ratio_sees_a_wide_nucleus_where_kl_and_the_mean_gap_pass(checked: Callable[..., Report]) -> None:
+    report = checked(f"hf:{MODEL}?semantics=raw", legs=["contract"], bounds="bf16", top_p=0.95)
+    outcomes = {g.metric: g.outcome for g in report.gates}
+    assert outcomes["kl_sampler_scorer_k3/mean"] is Outcome.PASS
+    assert outcomes["abs_log_ratio/mean"] is Outcome.PASS
+    assert outcomes["ratio_bias/mean"] is Outcome.DRIFT
+    assert {"logprob-contract", "ratio-biased"} <= failing(report)
+    assert report.measurements["ratio/mean"].value == pytest.approx(0.955, abs=0.01)

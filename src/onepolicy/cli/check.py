@@ -11,53 +11,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from onepolicy.cli import options
 from onepolicy.errors import ContentError, UsageError
 from onepolicy.types import Report
 
 
+@options.expanded
 def check(
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="What `record` wrote, or recorded:FILE?side=NAME. Default: draw first."),
-    ] = None,
+    file: options.RolloutsFile = None,
     scorer: options.Scorer = ...,  # pyright: ignore[reportArgumentType]
     sampler: options.Sampler = None,
     reference: options.Reference = None,
     floor: options.FloorEngine = None,
     legs: options.Legs = None,
     skip: options.Skip = None,
-    sampler_side: Annotated[
-        str, typer.Option(metavar="NAME", help="Which recorded scoring to compare with.")
-    ] = "sampler",
+    sampler_side: options.SamplerSide = "sampler",
     suite: options.SuiteSize = "default",
     prompts: options.Prompts = None,
-    max_tokens: options.MaxTokens = 64,
-    temperature: options.Temperature = 1.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    samples: options.Samples = 1,
-    seed: options.Seed = 0,
+    draws: options.Draws = options.DRAWS,
     bounds: options.Bounds = None,
     view: options.View = "drawn",
     reply_length: options.ReplyLength = None,
     output: options.Outputs = None,
-    scores: Annotated[Path | None, typer.Option(metavar="FILE", help="Save rollouts and the scorer's values.")] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare full distributions where the engines can.")] = False,
-    declare: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="What the file does not say, as temperature=1.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="Seconds for one request to an engine, loading included.")
-    ] = 600.0,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep finished scorings there, and take those it holds.")
-    ] = None,
+    scores: options.Scores = None,
+    exact: options.Exact = False,
+    declare: options.Declare = None,
+    timeout: options.Timeout = 600.0,
+    resume: options.Resume = None,
     as_json: options.Json = False,
     overwrite: options.Overwrite = False,
 ) -> int:
@@ -69,29 +51,45 @@ def check(
       onepolicy check rollouts.parquet --scorer callable:my.trainer:logprobs -o report.md
     """
     from onepolicy.check import Choices
-    from onepolicy.cli.outputs import require_free, show
-    from onepolicy.gates.bounds import load
+    from onepolicy.cli.outputs import show
+
+    _require_outputs(output, scores, overwrite)
+    declared = _require_tokens(file, sampler, declare)
+    _require_bounds(bounds, view)
+    params = draws.params()
+    with _kept(resume) as keep, _replacing(scores) as target:
+        given = options.suite_of(suite, prompts)
+        choices = Choices(_names(legs), tuple(_names(skip) or ()), reference, floor, given, params, keep, timeout)
+        more = {"bounds": bounds, "view": view, "reply_length": reply_length, "exact": exact, "choices": choices}
+        report = _report(file, sampler, scorer, sampler_side, declared, target, more)
+    return show(_with_scores(report, scores), output, as_json)
+
+
+def _require_outputs(output: list[Path] | None, scores: Path | None, overwrite: bool) -> None:
+    from onepolicy.cli.outputs import require_free
     from onepolicy.storage import FORMATS
 
     require_free(output or [], overwrite)
     require_free(scores, overwrite, FORMATS)
+
+
+def _require_bounds(bounds: str | None, view: str) -> None:
+    """Errors: `UnknownName`, `UsageError`, `ContentError` for bounds or a view that cannot be judged by."""
+    from onepolicy.gates.bounds import load
+
     require_view(view)
+    if bounds is not None:
+        load(bounds)
+
+
+def _require_tokens(file: str | None, sampler: str | None, declare: list[str] | None) -> Mapping[str, str]:
+    """What is declared of FILE's tokens. Errors: `UsageError` when there are none, or nothing to declare."""
     if file is None and sampler is None:
         raise UsageError("nothing to compare: give a FILE that `record` wrote, or --sampler ENGINE to draw first")
     declared = declarations(declare or [])
     if declared and file is None:
         raise UsageError("--declare is for a FILE; tokens that are drawn here are declared by their sampler")
-    if bounds is not None:
-        load(bounds)
-    params = options.sampling_params(max_tokens, temperature, top_p, top_k, min_p, samples, seed)
-    with _kept(resume) as keep, _replacing(scores) as target:
-        choices = Choices(
-            _names(legs), tuple(_names(skip) or ()), reference, floor, options.suite_of(suite, prompts), params, keep,
-            timeout,
-        )  # fmt: skip
-        more = {"bounds": bounds, "view": view, "reply_length": reply_length, "exact": exact, "choices": choices}
-        report = _report(file, sampler, scorer, sampler_side, declared, target, more)
-    return show(_with_scores(report, scores), output, as_json)
+    return declared
 
 
 def _report(

@@ -77,7 +77,7 @@ def command() -> Any:
     """The whole command line as a click command."""
     import typer
 
-    from onepolicy.cli import check, compare, explain, horizon, judge, record, root, suite, tokens
+    from onepolicy.cli import check, compare, explain, horizon, judge, record, root, suite, tokens, watch
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(root.root)
@@ -88,6 +88,7 @@ def command() -> Any:
         compare.compare,
         judge.judge,
         horizon.horizon,
+        watch.watch,
         explain.explain,
     ):
         app.command(name=verb.__name__)(verb)

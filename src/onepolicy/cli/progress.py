@@ -15,7 +15,7 @@ _EVERY = 10.0
 
 @contextmanager
 def progress(what: str, unit: str) -> Iterator[Progress]:
-    """A function to call with (done, of)."""
+    """A function to call with (done, of); of 0: nobody knows how many there are."""
     if not sys.stderr.isatty():
         yield _plain(what, unit)
         return
@@ -31,7 +31,7 @@ def progress(what: str, unit: str) -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        yield lambda done, of: bar.update(task, completed=done, total=of or None)
 
 
 def _plain(what: str, unit: str) -> Progress:
@@ -41,7 +41,8 @@ def _plain(what: str, unit: str) -> Progress:
         nonlocal last
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
-            print(f"{what}: {done} of {of} {unit}", file=sys.stderr, flush=True)
+            count = f"{done} of {of}" if of else f"{done:,}"
+            print(f"{what}: {count} {unit}", file=sys.stderr, flush=True)
 
     return tell
 

@@ -10,19 +10,15 @@ import typer
 from onepolicy.cli import options
 
 _DEFAULT_PROMPTS = "Prompts: .txt (one a line) or JSON lines. Default: 64 of our own."
+_DRAWS = options.Draws(max_tokens=128)
 
 
+@options.expanded
 def record(
     sampler: Annotated[str, typer.Option(metavar="ENGINE", help="name:target?key=value, as vllm:DIR?dtype=bfloat16.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .parquet or .jsonl file.")],
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=_DEFAULT_PROMPTS)] = None,
-    max_tokens: options.MaxTokens = 128,
-    temperature: options.Temperature = 1.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    samples: options.Samples = 1,
-    seed: options.Seed = 0,
+    draws: options.Draws = _DRAWS,
     overwrite: options.Overwrite = False,
 ) -> int:
     """Draw replies from a sampler; keep their ids and log-probs.
@@ -39,7 +35,7 @@ def record(
 
     require_free(output, overwrite, FORMATS)
     chosen = None if prompts is None else read_prompts(prompts)
-    params = options.sampling_params(max_tokens, temperature, top_p, top_k, min_p, samples, seed)
+    params = draws.params()
     partial = output.with_name(f"{output.stem}.partial{output.suffix}")
     with progress("drawing", "prompts") as told:
         rollouts = record_rollouts(sampler, prompts=chosen, params=params, progress=told, partial=partial)

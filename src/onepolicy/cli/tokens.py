@@ -77,6 +77,10 @@ def tokens(
     given = {"FILE": file, "--sampler": sampler, "--template": template}
     asked = [name for name, value in given.items() if value is not None]
     _require_one(asked, tokenizer, scorer_tokenizer, sampler, scorer)
+    chats = template is not None or (not asked and scorer_tokenizer is None)
+    _require_use("a FILE of rollouts", file is not None, {"--reencodes": reencodes, "--stop-id": stop_id})
+    _require_use("--template", chats, {"--scorer-template": scorer_template, "--conversations": conversations})
+    _require_use("rollouts, tokenizers or a template", sampler is None, {"--tokenizer": tokenizer})
     if sampler is not None and scorer is not None:
         report = _engines(sampler, scorer, suite, timeout)
     elif file is not None:
@@ -99,6 +103,13 @@ def _require_one(asked: list[str], tokenizer: str | None, other: str | None, sam
         raise UsageError(f"nothing to look at: give {wanted}")
     if other is not None and tokenizer is None:
         raise UsageError("--scorer-tokenizer is held against --tokenizer MODEL, which is missing")
+
+
+def _require_use(what: str, asked: bool, given: dict[str, Any]) -> None:
+    """Errors: `UsageError` for an option that belongs to another question, and would be ignored."""
+    idle = [name for name, value in given.items() if value is not None]
+    if idle and not asked:
+        raise UsageError(f"{idle[0]} goes with {what}; nothing asked here uses it")
 
 
 def _opened(target: str | None) -> Tokenizer | None:

@@ -3,7 +3,7 @@
 Rank: 1 integrity of the record, 2 tokens, 3 meaning of the log-probs, 4 staleness, 5 numerics, 6 not decided, 7 notes.
 A failing finding that `withholds` leaves the numbers below it unjudged. Each code has a page, `onepolicy explain CODE`.
 
-To add one: a row in `numbers.py` or `tokens.py`, and `pages/<code>.md`.
+To add one: a row in `numbers.py`, `tokens.py` or `loop.py`, and `pages/<code>.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from onepolicy.codes.kind import FAIL, INFO, PASS, WARN, Code
+from onepolicy.codes.loop import LOOP
 from onepolicy.codes.numbers import NUMBERS
 from onepolicy.codes.tokens import TOKENS
 from onepolicy.errors import UnknownName
@@ -20,7 +21,7 @@ from onepolicy.types import Finding, Severity
 
 __all__ = ["CODES", "Code", "by_rank", "finding", "page"]
 
-CODES: dict[str, Code] = {**NUMBERS, **TOKENS}
+CODES: dict[str, Code] = {**NUMBERS, **TOKENS, **LOOP}
 
 
 def finding(code: str, message: str, **more: Any) -> Finding:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from onepolicy.codes import finding
+from onepolicy.estimate import heavy_tail
 from onepolicy.metrics.tail import WITHHOLD_ABOVE
 from onepolicy.sums import Sums
 from onepolicy.types import Finding, Measurement
@@ -94,7 +95,7 @@ def _nothing_scored(sums: Sums, _: object) -> Finding | None:
 
 def _heavy_tail(sums: Sums, measurements: Mapping[str, Measurement]) -> Finding | None:
     k = measurements["ratio/pareto_k"].value if "ratio/pareto_k" in measurements else None
-    if k is None or not k > WITHHOLD_ABOVE:
+    if k is None or not heavy_tail(sums):
         return _single_outlier(sums, measurements)
     message = f"Pareto k of the ratios is {k:.2f}, above {WITHHOLD_ABOVE}: means of ratios have no interval"
     return finding("heavy-ratio-tail", message, place=_places(sums, "tokens"), evidence={"pareto_k": k})

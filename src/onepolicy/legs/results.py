@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from onepolicy.rollouts import Rollouts
 from onepolicy.types import (
     Finding,
     FloorColumns,
+    Gate,
     LegResult,
     LogprobPairs,
     Outcome,
@@ -81,7 +83,7 @@ def result_of(
     report = judge(sums, bounds_of(leg, a, b, floor))
     said = [f for f in report.findings if not _is_edge(f, sums.counts.get("scored", 0))]
     outcome = worst([f.outcome for f in said]) if leg.code else Outcome.PASS
-    place = first_bad(pairs, leg) if outcome in (Outcome.DRIFT, Outcome.ERROR) else ""
+    place = first_bad(pairs, report.gates) if outcome in (Outcome.DRIFT, Outcome.ERROR) else ""
     facts: dict[str, Any] = {"findings": [f.code for f in said if f.outcome is not Outcome.PASS]}
     if leg.bounds == "function":
         facts["kernels"] = ", ".join(dict.fromkeys(kernels_of(x) for x in (a, b)))
@@ -141,10 +143,11 @@ def again(dtype: str | None) -> Preset:
     return replace(preset, bounds=bounds)
 
 
-def first_bad(pairs: LogprobPairs, leg: Leg) -> str:
-    """The first token, in the order of the records, that is far beyond rounding by itself; else the worst one."""
+def first_bad(pairs: LogprobPairs, gates: Sequence[Gate]) -> str:
+    """The first token, in the order of the records, that is far beyond rounding by itself, or beyond the bound of a
+    single token where there is one; else the worst one."""
     size = np.abs(np.nan_to_num(pairs.log_ratio, nan=0.0))
-    limit: Any = 5e-3 if leg.bounds == "function" else BAD_NATS
+    limit: Any = next((g.bound for g in gates if g.metric == "abs_log_ratio/max"), BAD_NATS)
     if pairs.floor is not None:
         limit = BAD_SCALES * np.nan_to_num(pairs.floor.scale, nan=np.inf)
     bad = np.flatnonzero(size > limit)

@@ -2,7 +2,9 @@
 
 Fit of a generalised Pareto distribution to the largest ratios by the quasi-Bayesian estimator of Zhang and Stephens
 (2009), as in Pareto smoothed importance sampling (Vehtari et al., JMLR 2024). Above 0.7 the central limit theorem does
-not help at any practical size, and intervals of ratio means are withheld.
+not help at any practical size, and intervals of ratio means are withheld; unless the tail is too small to matter. The
+shape says nothing of the size: where truncation pulls most ratios below 1, the largest ones are those near 1 and their
+rounding, a heavy shape a hundredth wide.
 """
 
 from __future__ import annotations
@@ -18,6 +20,25 @@ from onepolicy.types import FloatArray
 TAIL_SHARE, TAIL_LEAST = 0.05, 50
 #: Above this the interval of a ratio mean is withheld (Vehtari et al.).
 WITHHOLD_ABOVE = 0.7
+#: A tail that holds less than this of the variance of r carries no mean, whatever its shape. Noise around 1 whose
+#: fitted shape is beyond the limit holds a third or more (Student's t with 2 or 3 degrees, 1,500 and 4,000 tokens).
+TAIL_HOLDS = 0.05
+
+
+def is_heavy(log_ratios: FloatArray, counts: FloatArray) -> bool:
+    """Whether means of r = e^d have no interval: the tail's shape is beyond the limit, and it is not negligible."""
+    return pareto_k(log_ratios, counts) > WITHHOLD_ABOVE and not tail_share(log_ratios, counts) < TAIL_HOLDS
+
+
+def tail_share(log_ratios: FloatArray, counts: FloatArray) -> float:
+    """Of the variance of r, the share that the largest ratios hold by what they exceed the threshold by. As
+    `pareto_k`; NaN where the ratios are all equal or overflow."""
+    threshold, taken = _tail(log_ratios, counts)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        excess = np.expm1(log_ratios - threshold)  # in units of the threshold, which cancels
+        mean = (excess * counts).sum() / counts.sum()
+        variance = ((excess - mean) ** 2 * counts).sum()
+        return float((excess**2 * taken).sum() / variance)
 
 
 def pareto_k(log_ratios: FloatArray, counts: FloatArray) -> float:
@@ -25,20 +46,25 @@ def pareto_k(log_ratios: FloatArray, counts: FloatArray) -> float:
 
     NaN with fewer than twice `TAIL_LEAST` values, or when the tail is one single value (nothing to fit).
     """
-    n = int(counts.sum())
-    m = max(math.ceil(TAIL_SHARE * n), TAIL_LEAST)
-    if n < 2 * TAIL_LEAST:
+    if int(counts.sum()) < 2 * TAIL_LEAST:
         return math.nan
-    values, counts = log_ratios[::-1], counts[::-1]
-    up_to = np.cumsum(counts)
-    taken = np.clip(m - (up_to - counts), 0, counts)  # of each value, how many are among the m greatest
-    threshold = values[np.searchsorted(up_to, m + 1)]
+    threshold, taken = _tail(log_ratios, counts)
     # e^d - e^u relative to e^u: the shape does not depend on the scale, and this cannot overflow before expm1 does
     with np.errstate(over="ignore", invalid="ignore"):
-        excess = np.expm1(values - threshold)
+        excess = np.expm1(log_ratios - threshold)
     keep = (taken > 0) & (excess > 0) & np.isfinite(excess)
-    excess, taken = excess[keep][::-1], taken[keep][::-1]
+    excess, taken = excess[keep], taken[keep]
     return _zhang_stephens(excess, taken) if taken.sum() >= TAIL_LEAST // 2 else math.nan
+
+
+def _tail(log_ratios: FloatArray, counts: FloatArray) -> tuple[float, FloatArray]:
+    """(the greatest value below the tail, `[K]` how many of each value are in the tail)."""
+    m = max(math.ceil(TAIL_SHARE * counts.sum()), TAIL_LEAST)
+    values, from_top = log_ratios[::-1], counts[::-1]
+    up_to = np.cumsum(from_top)
+    taken = np.clip(m - (up_to - from_top), 0, from_top)
+    at = min(int(np.searchsorted(up_to, m + 1)), len(values) - 1)
+    return float(values[at]), taken[::-1]
 
 
 def _zhang_stephens(x: FloatArray, counts: FloatArray) -> float:
@@ -67,7 +93,8 @@ METRICS = [
         "scored",
         {},
         lambda t: t.pareto_k("log_ratio"),
-        "shape of the generalised Pareto tail of r: largest 5%, at least 50; above 0.7 ratio means have no interval",
+        "shape of the generalised Pareto tail of r: largest 5%, at least 50; above 0.7 ratio means have no interval, "
+        "where that tail holds 5% of the variance or more",
         reducer="histogram",
         ideal=None,
         unit="shape",

@@ -33,8 +33,15 @@ def headline(report: TokenReport) -> str:
 
 
 def counted(report: TokenReport) -> str:
-    """What was looked at, in numbers."""
-    return " · ".join(f"{n:,} {escaped(name, 60)}" for name, n in report.counts.items())
+    """What was looked at, in numbers. Counts of findings stand with the findings."""
+    looked = {name: n for name, n in report.counts.items() if name not in CODES}
+    return " · ".join(f"{n:,} {escaped(_one_of(name) if n == 1 else name, 60)}" for name, n in looked.items())
+
+
+def _one_of(name: str) -> str:
+    """The name of what is counted, of one of them: `records` -> `record`."""
+    word, *rest = name.split(" ")
+    return " ".join([word.removesuffix("s"), *rest])
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------

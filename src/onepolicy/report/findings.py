@@ -32,6 +32,8 @@ def findings(report: Report | TokenReport) -> Iterator[RenderableType]:
     for group in groups[:_SHOWN]:
         mark, style = _MARK[group[0].severity]
         grid.add_row(Text(f" {mark}", style=style), _finding(group, said))
+        if isinstance(report, TokenReport):  # a record may have several faults: each shows where it is
+            said.discard(group[0].place)
     yield grid
     if len(groups) > _SHOWN:
         more = ", ".join(dict.fromkeys(g[0].code for g in groups[_SHOWN:]))

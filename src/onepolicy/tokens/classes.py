@@ -35,7 +35,13 @@ CLASSES: dict[str, str] = {
     "other-text": "a truly different text",
     "text-of-other-ids": "the record's text is not the text of its ids",
     "stop-token-not-in-text": "the text lacks the special tokens at the end of the ids",
+    "text-normalised": "the record's text is that of its ids after a normalisation",
+    "text-cleaned-up": "the record's text lacks spaces before punctuation (clean_up_tokenization_spaces)",
+    "text-stripped": "the record's text lacks white space at its ends",
+    "part-of-text": "the record's text is a part of the text of its ids",
+    "end-not-decoded": "the record's text lacks the incomplete character at the end of its ids",
     "characters-lost-in-strings": "token strings with U+FFFD or nothing in place of parts of characters, and no ids",
+    "characters-in-bytes": "token strings with U+FFFD or nothing in place of parts of characters, with their bytes",
 }
 #: The text is the same, only cut otherwise: what normal sampling does.
 SAME_TEXT = frozenset({"other-segmentation", "byte-fallback", "same-tokens-other-ids"})

@@ -167,7 +167,7 @@ EXACT: dict[str, str | None] = {
 
 def _with_values(c: Column, found: Lag, holds: Sequence[str]) -> tuple[str | None, list[str]]:
     """What explains a column whose values have been held against the other side's, and what fits as well."""
-    fits = {found.kind, *found.rivals}
+    fits = {found.kind, *(end for end in found.rivals if _nothing_at(c, end))}  # nulls fit anywhere
     exact = next((h for h in holds if h in EXACT and (EXACT[h] in fits or (EXACT[h] is None and _scattered(c)))), None)
     if exact is not None:
         return exact, []
@@ -178,6 +178,12 @@ def _with_values(c: Column, found: Lag, holds: Sequence[str]) -> tuple[str | Non
     if found.kind == "inside" and not (found.merged or found.inserted):
         return "inside", []
     return in_words(found, (c.extra > 0) == (c.name == "logprobs")), []
+
+
+def _nothing_at(c: Column, end: str) -> bool:
+    """Whether the values too many are null, if they stand at this end."""
+    n = abs(c.extra)
+    return c.extra > 0 and all(map(empty, c.values[:n] if end == "head" else c.values[-n:]))
 
 
 def _scattered(c: Column) -> bool:

@@ -52,7 +52,13 @@ RULES: dict[str, tuple[Judgement | None, Judgement]] = {
     "outside-vocabulary": (("unknown-ids", FAIL), ("unknown-ids", FAIL)),
     "text-of-other-ids": (("text-of-other-ids", WARN), ("text-of-other-ids", FAIL)),
     "stop-token-not-in-text": (None, ("special-tokens-lost", WARN)),
+    "text-normalised": (("text-of-other-ids", WARN), ("text-of-other-ids", FAIL)),
+    "text-cleaned-up": (("text-of-other-ids", WARN), ("text-of-other-ids", FAIL)),
+    "text-stripped": (None, ("text-of-other-ids", WARN)),
+    "part-of-text": (None, ("text-of-other-ids", WARN)),
+    "end-not-decoded": (None, ("text-of-other-ids", WARN)),
     "characters-lost-in-strings": (("incomplete-utf8", FAIL), ("incomplete-utf8", FAIL)),
+    "characters-in-bytes": (("incomplete-utf8", INFO), ("incomplete-utf8", WARN)),
 }
 #: What the round trip cannot tell, and what is wrongly concluded from it.
 _RULED_OUT = {"noncanonical-ids": ("a fault of the sampler", "two different tokenizers")}

@@ -26,10 +26,15 @@ TEXT_CLASSES: dict[str, str] = {
     "normalizer": "the same after a normalisation",
     "other-text": "a truly different text",
 }
-#: Those that are told, by their class; the others are counted.
+#: What is not equal -> its class.
 _TOLD = {
     "stop-token-not-in-text": "stop-token-not-in-text",
     "special-token-skipped": "special-token-skipped",
+    "end-not-decoded": "end-not-decoded",
+    "stripped": "text-stripped",
+    "clean-up": "text-cleaned-up",
+    "part-of-text": "part-of-text",
+    "normalizer": "text-normalised",
     "other-text": "text-of-other-ids",
 }
 #: `clean_up_tokenization_spaces` of transformers.
@@ -59,7 +64,8 @@ def _strings(result: RoundTrip, record: TokenRecord, there: Way) -> None:
     if record.token_strings:
         result.checked["token strings"] = result.checked.get("token strings", 0) + 1
         if (lost := lost_strings(record, there.b)) is not None:
-            result.add("token strings", "characters-lost-in-strings", lost)
+            cls = "characters-in-bytes" if lost["ids_recoverable"] else "characters-lost-in-strings"
+            result.add("token strings", cls, lost)
 
 
 def _text_class(record: TokenRecord, text: str, there: Way) -> str:

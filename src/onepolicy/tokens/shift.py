@@ -70,7 +70,7 @@ def _found(record: TokenRecord, lag: int, gaps: dict[int, tuple[float, float, fl
         "class": f"one token {way}",
         "best_lag": lag,
         "mean_abs": {f"lag{k:+d}" if k else "lag0": gap[0] for k, gap in gaps.items()},
-        "corr": {f"lag{k:+d}" if k else "lag0": gap[2] for k, gap in gaps.items()},
+        "corr": {f"lag{k:+d}" if k else "lag0": None if np.isnan(gap[2]) else gap[2] for k, gap in gaps.items()},
         "max_abs_after_shift": gaps[lag][1],
         "usable": False,
     }

@@ -25,6 +25,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "rollout_id": ("record_id",),
     # the canonical form: prompt and reply in one list
     "token_ids": ("@token_ids",),
+    "rollout_ids": ("@token_ids",),
     "prompt_length": ("@prompt_length",),
     "drawn": ("@drawn",),
     # ids
@@ -94,6 +95,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "scorer_prompt_ids": ("@trainer",),
     "spans": ("spans",),
     "sampled_spans": ("spans",),
+    "assistant_spans": ("spans",),
+    "assistant_spans_in_rollout": ("spans",),
     "turns": ("turns",),
 }
 #: field -> the shape of its value (`_shape`).
@@ -291,7 +294,8 @@ def _token_ids(record: TokenRecord, ids: list[int], found: Found) -> None:
     drawn = found["@drawn"][1] if "@drawn" in found else None
     if drawn is not None and len(drawn) != len(ids):
         raise ContentError(f"'drawn': got {len(drawn)} values, wanted {len(ids)}, one for each of token_ids")
-    first = next((i for i, x in enumerate(drawn) if x), len(ids)) if drawn else len(ids)
+    known = record.spans[0][0] if record.spans else len(ids)
+    first = next((i for i, x in enumerate(drawn) if x), len(ids)) if drawn else known
     at: int = found["@prompt_length"][1] if "@prompt_length" in found else first
     if not 0 <= at <= len(ids):
         raise ContentError(f"'prompt_length': got {at}, wanted 0 to {len(ids)}, the length of token_ids")

@@ -190,6 +190,7 @@ _TEXTS: dict[str, str] = {
     "sampled-span-changed": "rendering changes sampled ids",
     "prompt-ids-differ": "rendering gives other ids between the sampled spans",
 }
+_BEFORE = "rendering gives other ids before the first sampled span"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,14 @@ class _Reader:
         return ("harmless" if nothing_after else self._suffix(edit)), turn
 
     def _after_stop(self, edit: Edit) -> bool:
-        return edit.at in self.ends or (edit.at > 0 and self.ids[edit.at - 1] in self.stops)
+        """Whether it stands right behind a stop token, at any of the places where it says the same."""
+        at, ids = edit.at, list(edit.inserted or edit.deleted)
+        while True:
+            if at in self.ends or (at > 0 and self.ids[at - 1] in self.stops):
+                return True
+            if edit.op == "replace" or at == 0 or self.ids[at - 1] != ids[-1]:
+                return False
+            at, ids = at - 1, [ids[-1], *ids[:-1]]
 
     def _suffix(self, edit: Edit) -> str:
         if edit.inserted and edit.inserted[0] in self.stops and self.ids[edit.at - 1] not in self.stops:
@@ -246,5 +254,6 @@ def _said(code: str, record_id: str, evidence: Mapping[str, Any]) -> str:
     texts = first.get("tokens")
     what = f"{first['op']} {first['ids']}{f' ({texts})' if texts else ''} at {first['at_rollout_index']}"
     turn = evidence["matters_from_turn"]
+    text = _BEFORE if first["class"] == "prompt" else _TEXTS[code]
     later = f"; it matters from turn {turn} on" if turn else ""
-    return f"{f'{record_id}: ' if record_id else ''}{_TEXTS[code]}: {what}{later}"
+    return f"{f'{record_id}: ' if record_id else ''}{text}: {what}{later}"

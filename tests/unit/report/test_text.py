@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from full import HOSTILE, REPORTS, checked, other_leg, poisoned
 from rich.cells import cell_len
-from scenarios import SCENARIOS, batch, judged
+from scenarios import OF_NUMBERS, SCENARIOS, batch, judged
 
 from onepolicy.errors import MissingExtra
 from onepolicy.report import RENDERERS
@@ -28,7 +28,7 @@ def healthy() -> Report:
     return judged(batch())
 
 
-@pytest.mark.parametrize("code", SCENARIOS)
+@pytest.mark.parametrize("code", OF_NUMBERS)
 @pytest.mark.parametrize("width", [78, 100])
 def test_it_is_one_screen_and_fits_the_width(code: str, width: int):
     lines = render(scenario(code), width=width).splitlines()
@@ -69,7 +69,7 @@ def test_numbers_below_a_withholding_finding_are_unjudged():
 
 
 def test_without_colours_there_is_no_escape_character():
-    for code in SCENARIOS:
+    for code in OF_NUMBERS:
         assert "\x1b" not in render(scenario(code))
     assert "\x1b[" in render(healthy(), color=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from typing import Any
@@ -84,10 +85,38 @@ def test_labels_stand_at_their_height():
 
 
 @pytest.mark.parametrize(
-    ("y", "said"), [(0.0, "×1"), (1.0, "×2.7"), (-1.0, "1/2.7"), (0.1, "×1.11"), (-5.0, "1/148"), (800.0, "")]
+    ("y", "said"),
+    [
+        (0.0, "×1"),
+        (1.0, "×2.7"),
+        (-1.0, "1/2.7"),
+        (0.1, "×1.11"),
+        (-5.0, "1/148"),
+        (0.02, "×1.02"),
+        (-0.0002, "1/1.0002"),
+        (2e-6, "×1.000002"),
+        (9.2, "×9,897"),
+        (-10.0, "1/2.2e4"),
+        (math.log(1e5), "×1e5"),
+        (math.log(9.99e6), "×1e7"),
+        (-800.0, "1/2.7e347"),
+        (1e5, "×3e43429"),
+        (1e7, ""),
+    ],
 )
 def test_ratio_labels(y: float, said: str):
     assert ratio_label(y) == said
+    assert len(said) <= 10  # the terminal's margin
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 10_000])
+def test_no_label_stands_at_a_part_of_a_token(length: int):
+    walks = straight(1.0) | {"tokens": [0, length // 2, length]}
+    root = ET.fromstring(svg(walks, "t", "n"))
+    labels = [e.text or "" for e in root.iter(SVG + "text") if e.get("y") == str(_BOX[3] + 18)]
+    assert labels[0] == "0" and labels[-1] == f"{length:,}"
+    assert not any("." in label for label in labels)
+    assert "." not in terminal(walks, 80).splitlines()[-1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3.2, 2.1), (0, 10_000), (-1e-3, 2e-3), (-9e6, 1.0), (0, 1)])

@@ -264,3 +264,27 @@ def test_the_first_spelling_that_is_not_null_counts() -> None:
     record = record_of({"prompt_ids": None, "prompt_token_ids": [1], "response_ids": [2], "output_ids": [3]}, "x")
     assert (record.prompt_ids, record.reply_ids) == ([1], [2])
     assert dict(record.extra) == {"output_ids": [3]}
+
+
+def test_messages_as_json_text_as_our_own_files_have_them() -> None:
+    messages = [{"role": "user", "content": "Hi."}]
+    for key in ("messages", "prompt_messages"):
+        (record,) = RecordStream([{"id": "a", key: json.dumps(messages), "response_ids": [1]}]).records()
+        assert record.messages == messages
+    for broken in ("Hi.", "{}", "[1]", "[" * 100_000):
+        with pytest.raises(ContentError, match="wanted a list of objects, or its JSON text"):
+            list(RecordStream([{"id": "a", "prompt_messages": broken}], strict=True))
+
+
+def test_why_a_record_was_left_out_is_said() -> None:
+    stream = RecordStream([{"id": "good", "response_ids": [1]}, {"id": "bad", "response_ids": [1, "x"]}])
+    assert [r.record_id for r in stream.records()] == ["good"]
+    (found,) = stream.findings()
+    assert "the first: record 2: record 'bad': 'response_ids', position 1: got 'x'" in found.message
+
+
+def test_ids_of_two_sides_are_ids() -> None:
+    stream = RecordStream([{"id": "a", "engine_prompt_ids": [1, 2], "trainer_prompt_ids": [1]}])
+    (record,) = stream.records()
+    assert record.sides == {"engine": [1, 2], "trainer": [1]}
+    assert (stream.n_without_ids, stream.n_tokens) == (0, 3)
