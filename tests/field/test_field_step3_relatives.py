@@ -141,13 +141,33 @@ def test_one_record_where_the_pipeline_encodes_again(case: str, name: str) -> No
 def test_all_records_of_a_case_at_once(case: str) -> None:
     given, wanted = CASES[case]["input"], CASES[case]["expected"]["records"]
     report = check_rollouts(given["records"], tokenizer(given.get("tokenizer")))
-    codes = {r["finding"] for r in wanted.values() if "finding" in r} | {
-        c for r in wanted.values() for c in r.get("also", [])
-    }
+    together = CASES[case]["expected"].get("together", {})
+    codes = {r["finding"] for r in (*wanted.values(), together) if "finding" in r}
+    codes |= {c for r in wanted.values() for c in r.get("also", [])}
     assert {f.code for f in loud(report)} == codes
     told = " ".join(f"{f.message} {f.place} {f.evidence.get('examples', '')}" for f in loud(report))
     for name in (name for name, r in wanted.items() if "finding" in r):
         assert name in told
+
+
+@pytest.mark.parametrize("case", of_form("id-lists"))
+def test_ids_of_a_rollout_against_those_that_are_rendered(case: str) -> None:
+    wanted = CASES[case]["expected"]
+    report = check_rollouts([{"id": case, **CASES[case]["input"]}])
+    assert verdict(report) == wanted["verdict"], report.findings
+    assert {f.code for f in loud(report)} == ({wanted["finding"]} if "finding" in wanted else set())
+    if loud(report):
+        has(loud(report)[0].evidence, {k: wanted[k] for k in ("class", "first_diff", "matters_from_turn")})
+        assert case in loud(report)[0].message
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "together" in CASES[name]["expected"]])
+def test_what_only_several_records_show(case: str) -> None:
+    """A tail that prompts of several lengths lack is no cut."""
+    wanted = CASES[case]["expected"]["together"]
+    report = check_rollouts(CASES[case]["input"]["records"])
+    found = next(f for f in loud(report) if f.code == wanted["finding"])
+    has(found.evidence, {k: v for k, v in wanted.items() if k != "finding"})
 
 
 @pytest.mark.parametrize("case", of_form("two-tokenizers"))

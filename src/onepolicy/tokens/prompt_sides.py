@@ -39,11 +39,12 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, its ids on both sides. `bos`: None for a model that has no such token."""
+    """One prompt, its ids on both sides. `bos`: None for a model that has no such token. `eos`: its own, if it says."""
 
     name: str
     ids: tuple[list[int], list[int]]
     bos: int | None
+    eos: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ def _prompt(pair: Mapping[str, Any] | TokenRecord, at: int, bos: int | None, kno
     ids = [_ids(row.get(f"{side}_ids"), f"prompt {name}: {side}_ids") for side in known.sides]
     own = row.get("bos_token_id", bos)
     own = None if own is None else _id(own, f"prompt {name}: bos_token_id")
-    return Prompt(name, (_unpadded(ids[0], known.pad, own), _unpadded(ids[1], known.pad, own)), own)
+    eos = _ids_of(row.get("eos_token_id")) | _ids_of(pair.stop_ids if isinstance(pair, TokenRecord) else ())
+    return Prompt(name, (_unpadded(ids[0], known.pad, own), _unpadded(ids[1], known.pad, own)), own, eos)
 
 
 def _ids(value: Any, where: str) -> list[int]:
@@ -301,7 +303,7 @@ def _tail(
 ) -> Finding:
     """One side goes on where the other ends."""
     more: dict[str, Any] = {"missing": len(tail), "missing_ids": list(tail[:64])}
-    if known.eos and set(tail) <= known.eos:
+    if set(tail) <= known.eos | prompt.eos:
         return _differ(prompt, known, "eos-appended", short, more | {"side": known.sides[1 - short]})
     n = min(len(tail), len(known.generation))  # all of it is missing, or its end (an opening `<think>`)
     sure = n > 0 and tail[-n:] == known.generation[-n:]
