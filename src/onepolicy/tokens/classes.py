@@ -205,6 +205,8 @@ def _beside(s: Stretch) -> list[str]:
 
 def _eaten(s: Stretch) -> Found:
     """White space beside an added token, which is inside the stretch or next to it."""
+    if s.texts[0].strip() and not any(s.specials) and (found := _prefix(s)) is not None:
+        return found  # an added token behind a text does not eat what stands before it
     beside = _beside(s)
     if s.only_space_differs and beside:
         return "added-token-white-space", repr(beside[0])
