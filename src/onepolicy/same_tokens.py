@@ -84,15 +84,14 @@ class _Rollouts:
     def add(self, chunk: Sequence[TokenRecord]) -> None:
         for record in chunk:
             self.gathered.add(self._ids(record))
-        sides = [r for r in chunk if len(r.sides) > 1]
+        sides = [r for r in chunk if len(r.sides) > 1 and min(map(min, filter(None, r.sides.values())), default=0) >= 0]
         if sides:
             self.gathered.add(compare_prompts(sides, self.bos, eos=self.eos, pad=self.pad, tokenizer=self.a))
         if self.there is not None:
             self.trip += check_chunk(chunk, self.there)
 
     def _ids(self, record: TokenRecord) -> Iterable[Finding]:
-        if self.there is None:  # with a tokenizer the round trip names them
-            yield from _negative(record)
+        yield from _negative(record, sides_only=self.there is not None)  # the round trip names the others
         yield from check_counts(record, stop_ids=self.stop_ids)
         if self.a is not None and record.messages:
             yield from check_look_alikes(record, self.a)
@@ -141,6 +140,7 @@ class _Rollouts:
 
 #: Parts of the round trip that are of ids.
 _IDS = ("prompt", "reply", "join")
+_LARGEST = 1 << 31
 
 
 def _rendered(record: TokenRecord, stop_ids: Sequence[int], names: Mapping[int, str]) -> Iterable[Finding]:
@@ -155,14 +155,15 @@ def _rendered(record: TokenRecord, stop_ids: Sequence[int], names: Mapping[int, 
     yield from check_suffixes(ids, rendered, record_id=record.record_id, place=record.place, **known)
 
 
-def _negative(record: TokenRecord) -> Iterable[Finding]:
-    """Ids that no vocabulary has."""
-    for part, ids in (("prompt", record.prompt_ids), ("reply", record.reply_ids)):
-        at = [i for i, x in enumerate(ids or ()) if x < 0]
-        if at:
-            found = [(ids or [])[i] for i in at[:8]]
-            message = f"{record.record_id}: {len(at)} negative ids, {found[0]} at position {at[0]} of the {part}"
-            evidence = {"class": "negative", "part": part, "positions": at[:8], "ids": found}
+def _negative(record: TokenRecord, *, sides_only: bool) -> Iterable[Finding]:
+    """Ids that no vocabulary has. `sides_only`: those of prompt and reply are named elsewhere."""
+    own = {} if sides_only else {"prompt": record.prompt_ids, "reply": record.reply_ids}
+    for part, ids in {**own, **record.sides}.items():
+        if ids and not (min(ids) >= 0 and max(ids) < _LARGEST):
+            at = [i for i, x in enumerate(ids) if not 0 <= x < _LARGEST]
+            found = [ids[i] for i in at[:8]]
+            message = f"{record.record_id}: {len(at)} ids that are none, {found[0]} at position {at[0]} of the {part}"
+            evidence = {"class": "impossible", "part": part, "positions": at[:8], "ids": found}
             yield finding("unknown-ids", message, place=record.place, evidence=evidence)
 
 
@@ -331,4 +332,6 @@ def _report(
     warned = next((f for f in by_rank(list(findings)) if f.severity is Severity.WARN), None)
     if outcome is Outcome.PASS and warned is not None:
         said = f"nothing fails, but {CODES[warned.code].title}"
+    elif outcome is not Outcome.PASS:
+        said = next(CODES[f.code].title for f in by_rank(list(findings)) if f.outcome is outcome)
     return TokenReport(outcome, tuple(by_rank(list(findings))), subject, counts, tuple(listings), kept, said)

@@ -15,8 +15,9 @@ from onepolicy import codes, storage
 from onepolicy.errors import ContentError, UsageError
 from onepolicy.rollouts import Rollouts
 from onepolicy.storage import jsonl
+from onepolicy.tokens.answers import messages_of
 from onepolicy.tokens.base import TokenRecord
-from onepolicy.tokens.spellings import messages_of, record_of, runs
+from onepolicy.tokens.spellings import record_of, runs
 from onepolicy.types import Finding
 
 #: What a chunk holds at most: ids (a longer record is a chunk of its own) and bytes of lines.
@@ -82,7 +83,7 @@ class RecordStream:
     def _count(self, record: TokenRecord, length: int) -> None:
         self.n_records += 1
         self.n_tokens += length
-        self.n_without_ids += record.reply_ids is None and record.prompt_ids is None and not record.sides
+        self.n_without_ids += record.reply_ids is None and record.prompt_ids is None and len(record.sides) < 2
 
     def _nothing(self) -> str:
         name = self.source if isinstance(self.source, str | Path) else getattr(self.source, "name", "the input")
@@ -122,7 +123,7 @@ class RecordStream:
         for number, row in enumerate(rows, 1):
             record = row if isinstance(row, TokenRecord) else self._record(row, f"record {number}", number)
             if record is not None:
-                yield record, 0
+                yield from ((one, 0) for one in apart(record))
 
     def _lines(self, file: BinaryIO, name: str) -> Iterator[tuple[TokenRecord, int]]:
         orjson = jsonl._orjson()  # pyright: ignore[reportPrivateUsage]
@@ -137,7 +138,7 @@ class RecordStream:
                 self._skip(str(err))
                 continue
             if (record := self._record(row, place, number)) is not None:
-                yield record, len(line)
+                yield from ((one, len(line)) for one in apart(record))
 
     def _record(self, row: Any, place: str, number: int) -> TokenRecord | None:
         try:
@@ -145,6 +146,26 @@ class RecordStream:
         except (ContentError, RecursionError) as err:
             self._skip(f"{place}: {_named(row)}{err}")
             return None
+
+
+def apart(record: TokenRecord) -> Iterator[TokenRecord]:
+    """The record; its turns, each as a record, where they alone have ids."""
+    turns = [turn for turn in record.turns or () if turn.get("reply_ids")]
+    if record.prompt_ids is not None or record.reply_ids is not None or not turns:
+        yield record
+        return
+    for k, turn in enumerate(turns):
+        names = ("prompt_ids", "reply_ids", "reply_text", "logprobs", "loss_mask")
+        known: dict[str, Any] = {name: turn.get(name) for name in names}
+        finish = turn.get("finish_reason")
+        yield TokenRecord(
+            f"{record.record_id}, turn {k}",
+            record.place,
+            **known,
+            finish_reason=finish if isinstance(finish, str) else None,
+            stop_ids=record.stop_ids,
+            extra=record.extra,
+        )
 
 
 def n_ids(record: TokenRecord) -> int:

@@ -38,8 +38,11 @@ def sampled_runs(record: TokenRecord, stops: frozenset[int] = frozenset(), pad: 
     logprobs = sampler_logprobs(record)
     if logprobs is not None and any_empty(logprobs):
         return Sampled(runs_of([not empty(x) or i == _first(logprobs) for i, x in enumerate(logprobs)]), "log-probs")
-    cut = finish_of(record) in ("length", "abort")
-    end = len(ids) - _padding(ids, stops, pad, logprobs, of_reply(record.loss_mask, record), cut)
+    cut, mask = finish_of(record) in ("length", "abort"), of_reply(record.loss_mask, record)
+    end = len(ids) - _padding(ids, stops, pad, logprobs, mask, cut)
+    filled = _filled(logprobs, mask, end)
+    if filled:
+        return Sampled(runs_of([i not in filled for i in range(end)]), "log-probs")
     return Sampled(
         [(0, end)] if end else [], "padding" if end < len(ids) else "ids" if logprobs is None else "log-probs"
     )
@@ -48,6 +51,14 @@ def sampled_runs(record: TokenRecord, stops: frozenset[int] = frozenset(), pad: 
 def _first(logprobs: Sequence[Any]) -> int | None:
     """0 where the first token alone has no log-prob: that is how engines and trainers leave it, not who drew it."""
     return 0 if len(logprobs) > 1 and empty(logprobs[0]) and not any_empty(logprobs[1:]) else None
+
+
+def _filled(logprobs: Sequence[Any] | None, mask: Sequence[Any] | None, end: int) -> set[int]:
+    """Tokens between trained ones that are outside of the mask and have 0.0 for a log-prob: tool output, filled up."""
+    if logprobs is None or mask is None or all(mask) or not any(mask[:end]):
+        return set()
+    first, last = next(i for i in range(end) if mask[i]), next(i for i in range(end - 1, -1, -1) if mask[i])
+    return {i for i in range(first, last) if not mask[i] and logprobs[i] == 0}
 
 
 def runs_of(flags: Sequence[bool]) -> Runs:
@@ -77,7 +88,7 @@ def _padding(
     behind_stop = k < len(ids) and ids[-k - 1] in stops
     masked = mask is not None and not any(mask[-k:])
     if last in stops:
-        count = k if cut and (k > 1 or masked or last == pad) else k - 1
+        count = k if behind_stop or (cut and (k > 1 or masked or last == pad)) else k - 1
     else:
         behind_mask = k > 1 and masked and mask is not None and any(mask[:-k])
         count = k if last == pad or behind_mask or (behind_stop and k > 1) else 0

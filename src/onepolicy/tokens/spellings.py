@@ -6,11 +6,19 @@ one field, the first of the table that is not null counts. What no row of the ta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from onepolicy.errors import ContentError
+from onepolicy.tokens.answers import (
+    answer_logprobs,
+    ended_by,
+    finish_reason,
+    is_unicode,
+    messages_of,
+    one_choice,
+    reply_messages,
+)
 from onepolicy.tokens.base import TokenRecord
 from onepolicy.values import quoted
 
@@ -27,6 +35,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "token_ids": ("@token_ids",),
     "rollout_ids": ("@token_ids",),
     "prompt_length": ("@prompt_length",),
+    "response_length": ("@response_length",),
     "drawn": ("@drawn",),
     # ids
     "prompt_ids": ("prompt_ids",),
@@ -54,6 +63,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "prompt_text": ("prompt_text",),
     "prompt": ("prompt_text", "messages", "prompt_ids"),
     "prompts": ("prompt_text", "messages", "prompt_ids"),
+    "input": ("prompt_text", "messages", "prompt_ids"),
+    "message": ("@reply_messages",),
     "messages": ("messages", "@messages"),
     "prompt_messages": ("messages", "@messages"),
     # one value a token
@@ -79,7 +90,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "token_bytes": ("token_bytes",),
     # how the reply ended
     "finish_reason": ("finish_reason", "@finish_reason"),
-    "stop_reason": ("finish_reason", "@ignored_number"),
+    "stop_reason": ("finish_reason", "@ended_by"),
+    "status": ("finish_reason", "@ignored_number"),
     "stop_token_ids": ("stop_ids",),
     "stop_ids": ("stop_ids",),
     "eos_token_id": ("@eos_token_id",),
@@ -120,6 +132,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "@messages": ("text",),
     "@token_ids": ("list",),
     "@prompt_length": ("number",),
+    "@response_length": ("number",),
     "@drawn": ("list",),
     "@eos_token_id": ("number", "list"),
     "@engine": ("list",),
@@ -128,10 +141,15 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "@reply_messages": ("objects", "object"),
     "@finish_reason": ("object",),
     "@ignored_strings": ("strings",),
+    "@ended_by": ("number",),
     "@ignored_number": ("number",),
 }
 _IDS = ("prompt_ids", "reply_ids", "@token_ids", "@engine", "@trainer", "stop_ids", "@eos_token_id")
-_WHOLE = ("stop_ids", "@eos_token_id", "@prompt_length")
+_WHOLE = ("stop_ids", "@eos_token_id", "@prompt_length", "@response_length")
+#: Fields of one value a token, and how files spell values that JSON does not have.
+_VALUES = ("logprobs", "scorer_logprobs")
+_NUMBERS = {int, float, type(None)}
+_SPELLED = ("inf", "infinity", "nan")
 _SAID = {
     "list": "a list of numbers",
     "lists": "a list of lists",
@@ -150,7 +168,7 @@ def record_of(row: Any, name: str, place: str = "") -> TokenRecord:
     """
     if not isinstance(row, Mapping):
         raise ContentError(f"got {quoted(row)}, wanted an object with the ids or the text of one rollout")
-    found, extra = _sorted(cast(Mapping[str, Any], row))
+    found, extra = _sorted(one_choice(cast(Mapping[str, Any], row)))
     record = TokenRecord(record_id=name, place=place, extra=extra)
     for field, (key, value) in found.items():
         if not field.startswith("@"):
@@ -215,9 +233,11 @@ def _refuse(field: str, key: str, value: Any) -> None:
         _wrong_cell(key, cells, lambda x: type(x) is int, "an integer token id")
     if field in _WHOLE and cells is None and type(value) is not int:
         raise ContentError(f"{key!r}: got {quoted(value)}, wanted an integer")
+    if field in _VALUES and cells is not None and not (set(map(type, cells)) <= _NUMBERS or all(map(is_value, cells))):
+        _wrong_cell(key, cells, is_value, "a number or null")
     if field == "token_strings" and cells is not None and not all(isinstance(x, str) for x in cells):
         _wrong_cell(key, cells, lambda x: isinstance(x, str), "text")
-    if isinstance(value, str) and not _is_unicode(value):
+    if isinstance(value, str) and not is_unicode(value):
         raise ContentError(f"{key!r}: the text has half of a surrogate pair, so it is not Unicode")
 
 
@@ -226,16 +246,14 @@ def _wrong_cell(key: str, cells: list[Any], fits: Callable[[Any], bool], wanted:
     raise ContentError(f"{key!r}, position {at}: got {quoted(cells[at])}, wanted {wanted}")
 
 
+def is_value(x: Any) -> bool:
+    """A number or none; infinities and NaN also as JSON spells them."""
+    return x is None or isinstance(x, int | float) or (isinstance(x, str) and x.lower().lstrip("+-") in _SPELLED)
+
+
 def is_ids(values: Sequence[Any]) -> bool:
     """Whether all are integers; a boolean is none."""
     return set(map(type, values)) <= {int}
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 # what a field makes of its value
@@ -309,6 +327,13 @@ def _token_ids(record: TokenRecord, ids: list[int], found: Found) -> None:
         record.spans = runs(drawn)
 
 
+def _response_length(record: TokenRecord, length: Any, found: Found) -> None:
+    """`tokens` of prompt and reply, of which the last `response_length` are the reply's (slime)."""
+    ids = record.reply_ids or []
+    if record.prompt_ids is None and found.get("reply_ids", ("",))[0] == "tokens" and 0 <= length < len(ids):
+        record.prompt_ids, record.reply_ids = ids[: len(ids) - length], ids[len(ids) - length :]
+
+
 def runs(flags: Iterable[Any]) -> list[tuple[int, int]]:
     """`[start, stop)` of every run of true flags."""
     out: list[tuple[int, int]] = []
@@ -327,23 +352,6 @@ def _eos(record: TokenRecord, value: Any, found: Found) -> None:
     record.stop_ids = record.stop_ids or _stop_ids(value, "eos_token_id")
 
 
-def _messages(record: TokenRecord, value: str, found: Found) -> None:
-    record.messages = messages_of(value)
-
-
-def messages_of(text: str | None) -> list[Any] | None:
-    """Messages from their JSON text, as the canonical form keeps them. Errors: `ContentError`."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(m, Mapping) for m in cast(list[Any], found)):
-        raise ContentError(f"messages: got {quoted(text)}, wanted a list of objects, or its JSON text")
-    return cast(list[Any], found)
-
-
 def _side(name: str) -> Callable[[TokenRecord, Any, Found], None]:
     def add(record: TokenRecord, value: list[int], found: Found) -> None:
         record.sides = {**record.sides, name: value}
@@ -351,45 +359,15 @@ def _side(name: str) -> Callable[[TokenRecord, Any, Found], None]:
     return add
 
 
-def _answer_logprobs(record: TokenRecord, value: Any, found: Found) -> None:
-    """The forms of the completions servers: `{"content": [{"token", "logprob", "bytes"}]}`, `{"token_logprobs"}`."""
-    if isinstance(value, Mapping):
-        value = cast(Mapping[str, Any], value)
-        if isinstance(value.get("token_logprobs"), list):
-            record.logprobs = record.logprobs or value["token_logprobs"]
-            record.token_strings = record.token_strings or value.get("tokens")
-            return
-        value = value.get("content") or []
-    if value and all(isinstance(x, Mapping) and "logprob" in x for x in value):
-        record.logprobs = record.logprobs or [x["logprob"] for x in value]
-        strings = [x.get("token") for x in value]
-        if record.token_strings is None and all(isinstance(x, str) for x in strings):
-            record.token_strings = strings
-        if record.token_bytes is None and any(x.get("bytes") is not None for x in value):
-            record.token_bytes = [x.get("bytes") for x in value]
-
-
-def _reply_messages(record: TokenRecord, value: Any, found: Found) -> None:
-    """One assistant message as the reply's text; more are kept as they are."""
-    messages = [value] if isinstance(value, Mapping) else value
-    content: Any = messages[0].get("content") if len(messages) == 1 else None
-    if isinstance(content, str) and record.reply_text is None and _is_unicode(content):
-        record.reply_text = content
-    record.extra = {**record.extra, "reply_messages": messages}
-
-
-def _finish_reason(record: TokenRecord, value: Mapping[str, Any], found: Found) -> None:
-    reason = value.get("type")
-    record.finish_reason = record.finish_reason or (reason if isinstance(reason, str) else None)
-
-
 _RULES: dict[str, Callable[[TokenRecord, Any, Found], None]] = {
-    "@messages": _messages,
+    "@messages": lambda record, value, found: setattr(record, "messages", messages_of(value)),
     "@token_ids": _token_ids,
+    "@response_length": _response_length,
     "@eos_token_id": _eos,
     "@engine": _side("engine"),
     "@trainer": _side("trainer"),
-    "@answer_logprobs": _answer_logprobs,
-    "@reply_messages": _reply_messages,
-    "@finish_reason": _finish_reason,
+    "@answer_logprobs": lambda record, value, found: answer_logprobs(record, value),
+    "@reply_messages": lambda record, value, found: reply_messages(record, value),
+    "@finish_reason": lambda record, value, found: finish_reason(record, value),
+    "@ended_by": lambda record, value, found: ended_by(record, value),
 }

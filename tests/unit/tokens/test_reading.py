@@ -288,3 +288,77 @@ def test_ids_of_two_sides_are_ids() -> None:
     (record,) = stream.records()
     assert record.sides == {"engine": [1, 2], "trainer": [1]}
     assert (stream.n_without_ids, stream.n_tokens) == (0, 3)
+
+
+def test_log_probs_in_the_forms_of_engines() -> None:
+    vllm = [{"7": {"logprob": -0.5}, "3": {"logprob": -2.0}}, {"8": {"logprob": -0.25}}]
+    chat = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]}
+    for given in (vllm, chat, [{"7": -0.5}, {"8": -0.25}], {"token_logprobs": [-0.5, -0.25]}):
+        (record,) = RecordStream([{"response_ids": [7, 8], "logprobs": given}]).records()
+        assert record.logprobs == [-0.5, -0.25]
+    (record,) = RecordStream([{"response_ids": [7, 8], "logprobs": [{"1": -0.5}, {"x": None}]}]).records()
+    assert record.logprobs is None
+
+
+def test_what_ended_a_reply_is_a_stop_id_or_a_stop_string() -> None:
+    given: list[dict[str, Any]] = [
+        {"finish_reason": {"type": "stop", "matched": 2}},
+        {"finish_reason": "stop", "stop_reason": 2},
+        {"finish_reason": {"type": "stop", "matched": "</answer>"}},
+        {"finish_reason": "stop", "stop_reason": None, "stop_token_ids": [2]},
+    ]
+    records = list(RecordStream([{"response_ids": [7, 2], **row} for row in given]).records())
+    assert [r.stop_ids for r in records] == [(2,), (2,), (), (2,)]
+    assert {r.finish_reason for r in records} == {"stop"} and records[2].extra["matched_stop"] == "</answer>"
+
+
+@pytest.mark.parametrize("values", [["x", -1.0], [-1.0, []], [-1.0, "1"]])
+def test_log_probs_that_are_no_numbers(values: list[Any]) -> None:
+    with pytest.raises(ContentError, match=r"'logprobs', position \d: got .*, wanted a number or null"):
+        list(RecordStream([{"response_ids": [1, 2], "logprobs": values}], strict=True))
+    (record,) = RecordStream([{"response_ids": [1, 2], "logprobs": ["-inf", "NaN"]}]).records()
+    assert record.logprobs == ["-inf", "NaN"]
+
+
+def test_a_whole_answer_of_a_server_is_one_record() -> None:
+    answer = {
+        "id": "chatcmpl-1",
+        "prompt_token_ids": [5, 6],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "ab"},
+                "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]},
+                "finish_reason": "stop",
+                "stop_reason": 8,
+                "token_ids": [7, 8],
+            }
+        ],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "prompt_tokens_details": None},
+    }
+    (record,) = RecordStream([answer]).records()
+    assert (record.record_id, record.prompt_ids, record.reply_ids) == ("chatcmpl-1", [5, 6], [7, 8])
+    assert (record.reply_text, record.logprobs, record.stop_ids) == ("ab", [-0.5, -0.25], (8,))
+    assert record.usage == {"prompt_tokens": 2, "completion_tokens": 2}
+    assert next(RecordStream([{**answer, "choices": answer["choices"] * 2}]).records()).reply_ids is None
+
+
+def test_tokens_of_prompt_and_reply_with_the_length_of_the_reply() -> None:
+    row = {"tokens": [5, 6, 7, 8, 2], "response_length": 3, "loss_mask": [1, 1, 1], "response": "abc", "prompt": "p"}
+    (record,) = RecordStream([{**row, "rollout_log_probs": [-0.1, -0.2, -0.3], "status": "completed"}]).records()
+    assert (record.prompt_ids, record.reply_ids, record.finish_reason) == ([5, 6], [7, 8, 2], "completed")
+    for length in (9, -1, 5):
+        assert next(RecordStream([{**row, "response_length": length}]).records()).reply_ids == [5, 6, 7, 8, 2]
+
+
+def test_turns_that_alone_have_ids_are_records_of_their_own() -> None:
+    turns = [
+        {"prompt_token_ids": [5], "completion_token_ids": [7, 2], "completion_logprobs": [-0.1, -0.2]},
+        {"prompt_token_ids": [5, 7, 2, 6], "completion_token_ids": [8, 2], "finish_reason": "stop"},
+    ]
+    records = list(RecordStream([{"id": "a", "turns": turns, "stop_token_ids": [2]}]).records())
+    assert [r.record_id for r in records] == ["a, turn 0", "a, turn 1"]
+    assert [(r.prompt_ids, r.reply_ids) for r in records] == [([5], [7, 2]), ([5, 7, 2, 6], [8, 2])]
+    assert (records[0].logprobs, records[1].finish_reason, records[1].stop_ids) == ([-0.1, -0.2], "stop", (2,))
+    whole = [{"id": "a", "turns": turns, "prompt_ids": [5], "response_ids": [7, 2, 6, 8, 2]}]
+    assert [r.record_id for r in RecordStream(whole).records()] == ["a"]
