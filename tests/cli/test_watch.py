@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -123,7 +124,9 @@ def test_it_lives_in_a_terminal(tmp_path: Path) -> None:
     parent, child = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     code = "from onepolicy.cli.main import main; main()"
-    ran = subprocess.Popen([sys.executable, "-c", code, "watch", str(path)], stdout=child, stderr=child, env=env)
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # it may be ignored where tests are started
+    words = [sys.executable, "-c", code, "watch", str(path)]
+    ran = subprocess.Popen(words, stdout=child, stderr=child, env=env, preexec_fn=heed)
     os.close(child)
     seen = b""
     try:
