@@ -57,7 +57,7 @@ _TAMPERING = {
     "logits_times_two": Tampering(times=2.0),
     "logits_plus_hundred": Tampering(plus=100.0),
     "late_positions": Tampering(late=0.3),
-    "unstable": Tampering(noise=0.0035),
+    "unstable": Tampering(noise=0.0027),
 }
 
 #: What is changed on one path only.
