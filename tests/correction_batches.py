@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,18 @@ def random_batch(
     rewards = rng.choice([-1.0, 0.0, 1.0], b)
     groups = rng.integers(-2, 3, b)
     return Batch(sampler.astype(dtype), policy.astype(dtype), mask, advantages, rewards, groups, lengths)
+
+
+#: How many of `some`'s batches are of random_batch's own size; the others are longer, so that few of them hold much.
+SMALL = 12
+
+
+@cache
+def some(n: int, dtype: str = "float64") -> tuple[Batch, ...]:
+    """n batches, made once for all corrections; each tenth has nothing that is trained. Not to be written to."""
+    large = {"rows": 24, "columns": 16}
+    made = [random_batch(seed, dtype=dtype, **({} if seed < SMALL else large)) for seed in range(n)]
+    return tuple(replace(b, mask=np.zeros_like(b.mask)) if i % 10 == 9 else b for i, b in enumerate(made))
 
 
 def packed(batch: Batch) -> dict[str, Any]:

@@ -73,12 +73,14 @@ COLUMNS: dict[str, Column] = {
     "trajectory_id": Column("record", "string", "unknown", "Turns or segments of one episode share it."),
     "turn": Column("record", "int32", "unknown", "Turn of a multi-turn trajectory, from 0."),
     "env_id": Column("record", "string", "unknown", "Environment or data source."),
+    "replica_id": Column("record", "string", "unknown", "The sampler's replica (server) that drew the reply."),
     # tokens
     "token_ids": Column("token", "int32", "never", "Prompt and reply, as the sampler saw them.", required=True),
     "prompt_length": Column("record", "int32", "unknown", "The first tokens of the sequence that are the prompt."),
     "drawn": Column("token", "bool", "never", "The sampler drew this token (not prompt, tool output, forced text)."),
     "loss_mask": Column("token", "bool", "unknown", "The token is trained on."),
     "policy_version": Column("token", "int64", "unknown", "Version of the weights that drew the token."),
+    "scorer_version": Column("record", "int64", "unknown", "Version of the weights that scored `old`."),
     # scorings
     **{k: v for name, who in _WHO.items() for k, v in _scoring_columns(name, who).items()},
     # learning signal
@@ -102,6 +104,10 @@ COLUMNS: dict[str, Column] = {
     "routed_experts": Column(
         "token_list", "int32", "unknown", "Experts the sampler chose: layers x top-k ids, layer by layer."
     ),
+    "scorer_routed_experts": Column(
+        "token_list", "int32", "unknown", "Experts the scorer (`old`) chose, in the same layout."
+    ),
+    "padding_length": Column("record", "int32", "unknown", "Padding beside the sequence in the batch that scored it."),
     "cached_prefix_length": Column("record", "int32", "unknown", "Prompt tokens served from a prefix cache."),
     "finish_reason": Column("record", "string", "unknown", "stop, length, abort, ..., in the engine's word."),
     "stop_token_ids": Column("record_list", "int32", "unknown", "Ids that end a reply."),

@@ -304,10 +304,21 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """A table for people: a title, the names of its columns (one that ends in a colon holds numbers), rows of cells."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Findings, measurements, the Sums they came from, both sides' fingerprints. Judged again without a rerun.
 
-    `legs`: every leg that was asked for, in the order of the table, the ones that were not run too.
+    `legs`: every leg that was asked for, in the order of the table, the ones that were not run too. `listings`: tables
+    of an audit (profiles, causes, corrections).
     """
 
     outcome: Outcome
@@ -321,16 +332,7 @@ class Report:
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     legs: tuple[LegResult, ...] = ()
     floor: Floor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table for people: a title, the names of its columns (one that ends in a colon holds numbers), rows of cells."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
+    listings: tuple[Listing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,22 @@ def test_the_exit_code_is_that_of_the_worst_alarm(
     assert "\x1b[31m" not in ran.out
 
 
+def test_a_second_run_in_one_file(cli: Command, tmp_path: Path) -> None:
+    """Its steps count anew; what was on at the first run's step 3 is not on at its own."""
+    path = tmp_path / "m.jsonl"
+    write(path, range(1, 4), "gap-jumped")
+    write(path, range(1, 4))
+    ran = cli("watch", path, "--once")
+    assert "gap-jumped  3 steps from 1 to 3, over:" in ran.out and "→" not in ran.out
+
+
+def test_what_a_loop_cannot_cover_is_said(cli: Command, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, range(1, 3))
+    said = "not covered in a loop: surprisal_sampler/excess, surprisal_scorer/excess"
+    assert said in cli("watch", path, "--once").out
+
+
 def test_an_alarm_that_is_on_gives_its_advice(cli: Command, tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     write(path, range(1, 5), "gap-grows")

@@ -73,6 +73,23 @@ def _never_updated() -> TokenReport:
     return run.told("engine-never-updated")
 
 
+def _mixed_versions() -> TokenReport:
+    """In six replies the weights change after 40 tokens."""
+    run = Run()
+    for version in range(3, 8):
+        drawn_at = np.full((B, T), version)
+        drawn_at[:6, :40] = version - 1
+        run.step(policy_version=drawn_at, scorer_version=version)
+    return run.told("mixed-weight-versions")
+
+
+def _version_ahead() -> TokenReport:
+    run = Run()
+    for step in range(1, 5):
+        run.step(policy_version=4 * step, scorer_version=step)
+    return run.told("version-ahead")
+
+
 def _recheck() -> TokenReport:
     run = Run()
     run.monitor.every(2, lambda: Outcome.DRIFT)
@@ -83,6 +100,8 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "observe-failed": _observe_failed,
     "uncorrected-off-policy": _uncorrected,
     "engine-never-updated": _never_updated,
+    "mixed-weight-versions": _mixed_versions,
+    "version-ahead": _version_ahead,
     "gap-jumped": lambda: Run().steps(20).steps(3, noise=0.08).told("gap-jumped"),
     "gap-grows": lambda: Run().steps(40).steps(60, noise=0.04).told("gap-grows"),
     "tail-rises": lambda: Run().steps(40).steps(20, change=_far).told("tail-rises"),

@@ -16,7 +16,7 @@ from onepolicy.engines.base import SamplingParams
 from onepolicy.errors import EngineDied
 from onepolicy.record import record_rollouts
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import Outcome, Scoring, Values
+from onepolicy.types import Outcome, Report, Scoring, Values
 
 pytestmark = pytest.mark.engines
 
@@ -52,8 +52,15 @@ def drifting(tmp_path_factory) -> Path:
     return path
 
 
-def test_sigkill_of_the_scorer(drifting: Path) -> None:
+@pytest.fixture(scope="module")
+def killed(drifting: Path) -> Report:
     report = check_file(drifting, "hf:tiny", progress=kill)
+    assert workers() == []
+    return report
+
+
+def test_sigkill_of_the_scorer(killed: Report) -> None:
+    report = killed
     assert report.outcome is Outcome.ERROR
     assert report.outcome.exit_code == 4
     found = {f.code: f for f in report.findings}
@@ -63,11 +70,10 @@ def test_sigkill_of_the_scorer(drifting: Path) -> None:
     saved = storage.read(report.context["scores"])
     assert len(saved) == 96
     assert int(saved.scorings["scorer"].logprobs.mask().sum()) == 32 * 39
-    assert workers() == []
 
 
-def test_the_saved_part_overwrites_nothing(drifting: Path) -> None:
-    first = check_file(drifting, "hf:tiny", progress=kill).context["scores"]
+def test_the_saved_part_overwrites_nothing(drifting: Path, killed: Report) -> None:
+    first = killed.context["scores"]
     second = check_file(drifting, "hf:tiny", progress=kill).context["scores"]
     assert first != second
     assert Path(first).exists()

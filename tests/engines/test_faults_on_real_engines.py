@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 import fault_scorers
 import onepolicy
 from faults import ONE_LORA, Fault, faults, model_with
-from onepolicy.check import Choices, check_engines
+from near import near
+from onepolicy.check import Choices, check_engines, rejudge
 from onepolicy.engines.base import SamplingParams
 from onepolicy.errors import ContentError
 from onepolicy.suite import Suite, load
@@ -38,7 +40,8 @@ def small() -> Suite:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
-    """`checked(scorer, sampler=..., legs=..., **sampling)`: one start of the sampler for each setting."""
+    """`checked(scorer, sampler=..., legs=..., **sampling)`: one start of the sampler for each setting. Scorers of
+    transformers are in this process, unless every leg is asked for."""
     root = tmp_path_factory.mktemp("kept")
 
     def run(scorer: str, sampler: str = "vllm:tiny", legs: Any = FUNCTION, suite: Any = None, **more: Any) -> Report:
@@ -46,7 +49,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
         sampling = {"max_tokens": 32, "seed": 4, **{k: more.pop(k) for k in named if k in more}}
         name = f"{abs(hash((sampler, str(sampling), suite is None))):x}"
         choices = Choices(legs, suite=suite or small(), params=SamplingParams(**sampling), keep=root / name, **more)
-        return check_engines(sampler, scorer, choices=choices)[0]
+        with nullcontext() if legs is None else near():
+            return check_engines(sampler, scorer, choices=choices)[0]
 
     return run
 
@@ -123,7 +127,7 @@ def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
         assert report.context["floor_fault"] > 0
 
 
-@pytest.mark.parametrize(("setting", "value"), [("temperature", 0.7), ("top_p", 0.8)])
+@pytest.mark.parametrize(("setting", "value"), [("temperature", 0.7), ("top_p", 0.95)])
 def test_a_scorer_that_ignores_the_settings_of_the_draw(
     checked: Callable[..., Report], setting: str, value: float
 ) -> None:
@@ -137,9 +141,14 @@ def test_a_scorer_that_ignores_the_settings_of_the_draw(
     assert "semantics=declared" in found.advice
     assert "gap_over_floor/rms" in gates_that_drift(report)
     if setting == "top_p":  # about the kept mass; at another temperature the mean ratio stays 1
-        ratio = report.measurements["ratio/mean"].value
-        assert ratio is not None and 0.78 < ratio < 0.95
+        assert report.measurements["ratio/mean"].value == pytest.approx(0.958, abs=0.01)
         assert "ratio_bias/mean" in gates_that_drift(report)
+        # the mean ratio alone sees so wide a nucleus: held against fixed bounds, KL and the mean gap pass
+        fixed = rejudge(report, "bf16")
+        outcomes = {g.metric: g.outcome for g in fixed.gates}
+        assert outcomes["kl_sampler_scorer_k3/mean"] is outcomes["abs_log_ratio/mean"] is Outcome.PASS
+        assert outcomes["ratio_bias/mean"] is Outcome.DRIFT
+        assert {"logprob-contract", "ratio-biased"} <= failing(fixed)
 
 
 @pytest.fixture

@@ -197,6 +197,76 @@ def test_alarms_end_when_the_fault_ends() -> None:
     assert not any(x.any() for x in on.values())
 
 
+# -- harmless gaps -------------------------------------------------------------------------------------------------
+
+
+def sized(mean: float, tail: float = 0.0, at: float = 0.3, tokens: float = 2e5, bucket: int = 6) -> Step:
+    """A step of sure tokens with gaps around `mean` nats; a share `tail` of them lies around `at`."""
+    s = step(tokens=tokens)
+    s.bins[:] = 0.0
+    for share, size in ((1 - tail, mean), (tail, at)):
+        shape = np.exp(-0.5 * ((np.log(bin_middles()) - np.log(size)) / 0.3) ** 2)
+        s.bins[0, bucket] += tokens * share * shape / shape.sum()
+    return s
+
+
+def warm_with(s: Step) -> Alarms:
+    alarms = Alarms(1, (False, False, True))
+    assert on_after(alarms, [s] * 40) == {}
+    return alarms
+
+
+def test_entropy_that_collapses_raises_no_tail() -> None:
+    """What `examples/plain_torch.py` does at a learning rate of 1e-4: mean |d| falls from 0.02 to 2e-5, and what is
+    far off at that scale is far below what it was."""
+    falling = []
+    for i in range(120):
+        s = step(times=float(np.exp(-7 * min(i / 60, 1.0))))
+        s.bins[0, 6] += sized(2e-5, tail=0.02, at=2e-3, tokens=2e5 * min(i / 60, 1.0)).bins[0, 6]
+        falling.append(s)
+    assert on_after(warm(), falling) == {}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        sized(1e-6, tail=0.05, at=1e-3),  # the tail alarm: harmless tokens, though 1,000 times the mean
+        sized(3e-5),  # jump and growth: thirty times nearly nothing
+    ],
+)
+def test_many_times_nearly_nothing_is_no_alarm(later: Step) -> None:
+    assert on_after(warm_with(sized(1e-6)), [later] * 100) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "name", "within"),
+    [
+        (1e-6, sized(1e-6, tail=0.05), "jump", 1),  # the same tail a third of a nat away: the mean jumps with it
+        (1e-3, sized(1e-3, tail=0.001), "tail", 60),  # the mean hardly moves
+        (1e-6, sized(2e-3), "jump", 1),
+        (1.2e-4, sized(2.8e-4), "grows", 20),  # just above what is harmless
+        (0.02, sized(0.001, tail=0.02), "tail", 6),  # under a mean that fell
+    ],
+)
+def test_a_real_tail_jump_or_growth_from_nearly_nothing_rings(
+    before: float, later: Step, name: str, within: int
+) -> None:
+    first = on_after(warm_with(sized(before)), [later] * 100)
+    assert name in first and first[name] <= within, first
+
+
+def test_a_long_fault_is_over_soon_after_it_is_mended() -> None:
+    alarms = warm()
+    bad = step(times=3.0, bounds=np.array([[1.0, -2.0, -2.0]]), over_two=np.array([1.0]))
+    bad.bins[0, 6] += sized(1e-3, tail=0.02).bins[0, 6]
+    for _ in range(300):
+        on = alarms.advance(bad)
+    assert on["grows"].any() and on["bounds"].any() and on["over-two"].any() and on["tail"].any()
+    for _ in range(12):
+        on = alarms.advance(step())
+    assert not any(x.any() for x in on.values()), on
+
+
 def test_nan_is_no_evidence_and_breaks_nothing() -> None:
     alarms = warm()
     bad = step(bounds=np.full((1, 3), np.nan), bound_errors=np.full((1, 3), np.inf), over_two=np.array([-np.inf]))

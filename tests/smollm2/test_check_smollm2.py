@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from faults import faults, model_with
+from near import near
 from onepolicy.check import Choices, check_engines
 from onepolicy.engines.base import SamplingParams
 from onepolicy.suite import Suite, load
@@ -55,7 +56,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
             keep = root / f"{abs(hash((sampler, str(sampling), texts))):x}"
             params = SamplingParams(**sampling)
             choices = Choices(legs, suite=some(texts), params=params, keep=keep, timeout=1800.0, **more)
-            done[key] = check_engines(sampler, scorer, bounds=bounds, choices=choices)[0]
+            with near():
+                done[key] = check_engines(sampler, scorer, bounds=bounds, choices=choices)[0]
         return done[key]
 
     return run
@@ -117,7 +119,7 @@ def test_a_fault_drifts_in_float32_and_in_production_if_it_is_large(
 
 def test_a_nucleus_that_the_scorer_ignores(checked: Callable[..., Report]) -> None:
     """Drift by the mean ratio, about the kept mass, and the contract leg names it. The float32 values of the raw
-    function agree; those with the nucleus do not. (With the floor: on the packaged model.)"""
+    function agree; those with the nucleus do not. (With the floor, and a wider nucleus: on the packaged model.)"""
     report = checked(f"hf:{MODEL}?semantics=raw", legs=[*FUNCTION, "contract"], bounds="bf16", top_p=0.8)
     assert leg(report, "same-function").outcome is Outcome.PASS
     assert leg(report, "same-function-settings").outcome is Outcome.DRIFT
@@ -130,13 +132,3 @@ def test_a_nucleus_that_the_scorer_ignores(checked: Callable[..., Report]) -> No
     # of a nucleus of 0.8 between 0.8 and 1 is kept; rounding moves the mean by thousandths
     assert ratio.lower is not None and ratio.upper is not None
     assert 0.8 < ratio.lower < ratio.upper < 0.9
-
-
-def test_the_mean_ratio_sees_a_wide_nucleus_where_kl_and_the_mean_gap_pass(checked: Callable[..., Report]) -> None:
-    report = checked(f"hf:{MODEL}?semantics=raw", legs=["contract"], bounds="bf16", top_p=0.95)
-    outcomes = {g.metric: g.outcome for g in report.gates}
-    assert outcomes["kl_sampler_scorer_k3/mean"] is Outcome.PASS
-    assert outcomes["abs_log_ratio/mean"] is Outcome.PASS
-    assert outcomes["ratio_bias/mean"] is Outcome.DRIFT
-    assert {"logprob-contract", "ratio-biased"} <= failing(report)
-    assert report.measurements["ratio/mean"].value == pytest.approx(0.955, abs=0.01)

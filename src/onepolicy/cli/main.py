@@ -77,7 +77,20 @@ def command() -> Any:
     """The whole command line as a click command."""
     import typer
 
-    from onepolicy.cli import check, compare, explain, horizon, judge, record, root, suite, tokens, watch
+    from onepolicy.cli import (
+        audit,
+        check,
+        compare,
+        convert,
+        explain,
+        horizon,
+        judge,
+        record,
+        root,
+        suite,
+        tokens,
+        watch,
+    )
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(root.root)
@@ -85,6 +98,8 @@ def command() -> Any:
         record.record,
         tokens.tokens,
         check.check,
+        audit.audit,
+        convert.convert,
         compare.compare,
         judge.judge,
         horizon.horizon,

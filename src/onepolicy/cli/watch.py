@@ -76,6 +76,8 @@ class Followed:
     unreadable: int = 0
     #: finding code -> (first step, last step, steps, the last finding)
     alarms: dict[str, tuple[int, int, int, Mapping[str, Any]]] = field(default_factory=dict)
+    #: codes of the last row
+    on: frozenset[str] = frozenset()
     worst: Outcome = Outcome.PASS
     _at: int = 0
     _head: bytes = b""
@@ -113,6 +115,7 @@ class Followed:
     def _add(self, row: Mapping[str, Any]) -> None:
         step = int(row["step"])
         numbers = {str(k): float(v) if v is not None else None for k, v in row["numbers"].items()}
+        self.on = frozenset(str(f["code"]) for f in row["findings"])
         for f in row["findings"]:
             code, outcome = str(f["code"]), Outcome(f["outcome"])
             first, _, steps, _ = self.alarms.get(code, (step, step, 0, f))
@@ -177,10 +180,15 @@ def _screen(followed: Followed) -> RenderableType:
 
 
 def _lines(followed: Followed) -> Iterator[RenderableType]:
+    from onepolicy.report.text import escaped
+
     yield _verdict(followed)
     yield from _alarms(followed)
     yield ""
     yield _table(followed)
+    left = followed.header.get("not_covered")
+    if isinstance(left, list) and left:
+        yield f"not covered in a loop: {escaped(', '.join(map(str, left)), 200)}"
     if followed.unreadable:
         yield f"{followed.unreadable:,} lines could not be read"
 
@@ -215,11 +223,10 @@ def _alarms(followed: Followed) -> Iterator[RenderableType]:
 
     from onepolicy.report.text import escaped
 
-    step = followed.last["step"]
     order = sorted(followed.alarms.items(), key=lambda item: (item[1][3].get("severity") != "fail", item[1][0]))
     grid = Table.grid(padding=(0, 1))
     for code, (first, last, steps, f) in order:
-        failing, over = f.get("severity") == "fail", last != step
+        failing, over = f.get("severity") == "fail", code not in followed.on
         mark, style = ("✗", "red") if failing else ("!", "yellow")
         since = f"step {first:,}" if steps == 1 else f"{steps:,} steps from {first:,}"
         state = f"{since} to {last:,}, over" if over else f"{since} on"

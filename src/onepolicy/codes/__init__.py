@@ -3,7 +3,7 @@
 Rank: 1 integrity of the record, 2 tokens, 3 meaning of the log-probs, 4 staleness, 5 numerics, 6 not decided, 7 notes.
 A failing finding that `withholds` leaves the numbers below it unjudged. Each code has a page, `onepolicy explain CODE`.
 
-To add one: a row in `numbers.py`, `tokens.py` or `loop.py`, and `pages/<code>.md`.
+To add one: a row in `numbers.py`, `tokens.py`, `loop.py` or `audit.py`, and `pages/<code>.md`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from onepolicy.codes.audit import AUDIT
+from onepolicy.codes.dump import DUMP
 from onepolicy.codes.kind import FAIL, INFO, PASS, WARN, Code
 from onepolicy.codes.loop import LOOP
 from onepolicy.codes.numbers import NUMBERS
@@ -21,7 +23,7 @@ from onepolicy.types import Finding, Severity
 
 __all__ = ["CODES", "Code", "by_rank", "finding", "page"]
 
-CODES: dict[str, Code] = {**NUMBERS, **TOKENS, **LOOP}
+CODES: dict[str, Code] = {**NUMBERS, **TOKENS, **LOOP, **AUDIT, **DUMP}
 
 
 def finding(code: str, message: str, **more: Any) -> Finding:

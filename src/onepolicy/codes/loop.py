@@ -26,6 +26,20 @@ LOOP: dict[str, Code] = {
         "the sampler still runs old weights",
         "Look at the weight transfer: did it reach every replica, and was the prefix cache reset after it?",
     ),
+    "mixed-weight-versions": Code(
+        4,
+        WARN,
+        PASS,
+        "one reply, more than one weight version",
+        "Keep a version per token: one label covers only a part of the reply. Correct each token with its own draw.",
+    ),
+    "version-ahead": Code(
+        4,
+        WARN,
+        PASS,
+        "tokens carry a version that the scorer has not reached",
+        "Label tokens with the optimiser step whose weights drew them; until then lag and staleness are not measured.",
+    ),
     "gap-jumped": Code(
         5,
         FAIL,

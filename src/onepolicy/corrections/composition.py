@@ -87,8 +87,11 @@ def combine(*corrections: Correction) -> Correction:
     """Corrections of the same tokens over different ratios as one: weights multiply, `keep` is the AND.
 
     For example old against sampler, and current against old. The denominator is counted anew in the way of the first;
-    effects are those of each, numbered `1/...`, `2/...`. Errors: `ContentError` for other shapes.
+    effects are those of each, numbered `1/...`, `2/...`. Errors: `UsageError` for none, `ContentError` for other
+    shapes.
     """
+    if not corrections:
+        raise UsageError("combine needs one correction or more")
     first = corrections[0]
     weights, keep = first.weights, first.keep
     for other in corrections[1:]:

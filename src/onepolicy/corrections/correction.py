@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from onepolicy.arrays import Array, is_torch
+from onepolicy.arrays import Array
 from onepolicy.corrections.effects import Applied, effects_of
 from onepolicy.corrections.ops import ops_of
 from onepolicy.corrections.ratio import INPUTS, Inputs, Ratio, ratio_of
@@ -47,7 +48,7 @@ class Correction:
     weights: `[B, T]` (or packed `[T]`), the dtype of the log-probs but at least float32; 0 where nothing is kept;
         detached unless `grad=True`. Multiply them with the clipped policy loss; add the KL term to a reference after.
     keep: the same shape, bool: trained and not dropped.
-    denominator: 0-dim, at least 1: trained tokens ("all") or kept tokens ("kept"), as asked for.
+    denominator: 0-dim: trained tokens ("all") or kept tokens ("kept"), at least 1, or the number given (1 for 0).
     effects: 0-dim arrays by name; `effects.floats()` reads them.
     stages: what was applied, in order.
     """
@@ -168,14 +169,18 @@ def _finished(ratio: Ratio, state: State, applied: Applied, stages: tuple[str, .
 
 
 def _denominator(ratio: Ratio, keep: Array, asked: Any) -> Array:
-    """0-dim, at least 1. Errors: `UsageError` for another word, or what is no single number."""
+    """0-dim, never 0: a batch without tokens has the loss 0. Errors: `UsageError` for another word, or what is no
+    single number."""
     ops = ratio.ops
     if isinstance(asked, str):
         if asked not in ("all", "kept"):
             raise UsageError(f"denominator is {asked!r}, wanted 'all', 'kept', or a number of tokens")
         count = ops.count(ratio.mask if asked == "all" else keep)
         return ops.as_like(ops.clip(count, 1.0, float("inf")), ratio.log_ratio)
-    single = is_torch(asked) or isinstance(asked, (int, float)) or getattr(asked, "ndim", 1) == 0
-    if not single or isinstance(asked, bool):
-        raise UsageError(f"denominator is {asked!r}, wanted 'all', 'kept', or a number of tokens")
-    return ops.as_like(asked, ratio.log_ratio)
+    known = isinstance(asked, numbers.Real) and not isinstance(asked, bool)
+    array = getattr(asked, "ndim", 1) == 0 and hasattr(asked, "dtype")
+    if not (known or array) or (known and not 0 <= cast(float, asked) < math.inf):
+        what = f"of shape {tuple(asked.shape)}" if hasattr(asked, "shape") and not known else repr(asked)
+        raise UsageError(f"denominator is {what}, wanted 'all', 'kept', or one number of tokens, 0 or more")
+    given = ops.as_like(asked, ratio.log_ratio)
+    return ops.where(given == 0, 1.0, given)

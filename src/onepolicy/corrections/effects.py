@@ -18,8 +18,8 @@ from onepolicy.errors import ContentError
 #: name -> what it is; the docs table
 EFFECTS: dict[str, str] = {
     "tokens/trained": "tokens where the mask is true",
-    "tokens/missing": "of these: a log-prob is NaN or null; dropped",
-    "tokens/infinite": "of these: a log-prob is +inf or -inf; dropped",
+    "tokens/missing": "of these: a log-prob is NaN or null; dropped, in no mean",
+    "tokens/infinite": "of these: a log-prob is +inf or -inf; dropped, in no mean",
     "tokens/overflow": "of these: the ratio is above what float32 holds (log ratio > 88.72)",
     "log_ratio/mean": "mean d = log p_policy - log p_sampler; minus kl_sampler_scorer_k1/mean",
     "kl_sampler_scorer_k1/mean": "mean -d, raw",
@@ -29,7 +29,7 @@ EFFECTS: dict[str, str] = {
     "ratio/max": "largest e^d, raw",
     "ess_token/raw": "(sum r)^2 / (n sum r^2) of raw token ratios",
     "ess_sequence/raw": "the same of raw sequence products e^D",
-    "weight/mean": "mean weight; a dropped token counts as 0",
+    "weight/mean": "mean weight of the tokens that have a ratio; one that is dropped counts as 0",
     "weight/min": "smallest weight of a kept token",
     "weight/max": "largest weight of a kept token",
     "ess_token/corrected": "ESS of the weights; a dropped token counts as 0",

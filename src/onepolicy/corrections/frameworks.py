@@ -11,6 +11,7 @@ or "$option=word": else the stage is left out.
 from __future__ import annotations
 
 import datetime
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -60,6 +61,8 @@ def build(
     for key in options:
         if key not in table.get("options", {}):
             raise UnknownName(f"option of {name}", key, table.get("options", {}))
+    for key, value in options.items():
+        _check(key, value, table, name)
     chosen = {k: _none(v) for k, v in {**table.get("options", {}), **options}.items()}
     stages = [_resolved(x, chosen, like_origin, name) for x in table["stage"] if _wanted(x, chosen)]
     date = table["date"]
@@ -75,6 +78,23 @@ def build(
         table["note"],
         chosen,
     )
+
+
+def _check(key: str, value: Any, table: Mapping[str, Any], name: str) -> None:
+    """Also of options that no stage looks at as things stand: a mode with a typing mistake would correct nothing."""
+    default = table["options"][key]
+    conditions = (c.removeprefix("$").partition("=") for stage in table["stage"] for c in stage.get("when", ()))
+    words = {word for option, _, word in conditions if option == key and word}
+    if words:
+        if str(value) not in words and not (_none(value) is None and _none(default) is None):
+            raise UnknownName(f"{key} of {name}", str(value), words)
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}: {key}={value!r}, wanted True or False")
+    elif _none(value) is not None:
+        parts = value.split("_") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(n := _number(p, key, name), (int, float)) and not math.isnan(n) for p in parts):
+            raise UsageError(f"{name}: {key}={value!r}, wanted a number")
 
 
 def _none(x: Any) -> Any:

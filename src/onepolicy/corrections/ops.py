@@ -46,6 +46,10 @@ class NumpyOps:
     def integers(self, x: Any, like: Array) -> Array:
         return np.asarray(x).astype(np.int64)
 
+    def on_host(self, x: Array) -> Array | None:
+        """`x` as numpy where that costs nothing, else None."""
+        return x
+
     def as_like(self, x: Any, like: Array) -> Array:
         return np.asarray(x, dtype=like.dtype)
 
@@ -147,6 +151,10 @@ class TorchOps:
 
     def integers(self, x: Any, like: Array) -> Array:
         return x.to(self.torch.int64) if is_torch(x) else self.torch.tensor(np.asarray(x), device=like.device).long()
+
+    def on_host(self, x: Array) -> Array | None:
+        """`x` as numpy where that costs nothing, else None: a device is not waited for."""
+        return x.numpy() if type(x) is self.torch.Tensor and x.device.type == "cpu" else None
 
     def as_like(self, x: Any, like: Array) -> Array:
         return x.to(dtype=like.dtype) if is_torch(x) else self.torch.tensor(x, dtype=like.dtype, device=like.device)

@@ -165,6 +165,8 @@ def _same_kind(arrays: dict[str, Any]) -> None:
         kind = x.dtype.is_floating_point if is_torch(x) else getattr(getattr(x, "dtype", None), "kind", "f") in "fO"
         if key != "mask" and x is not None and not kind:
             raise ContentError(f"{key}= has dtype {x.dtype}; log-probs are floating point")
+    if not is_torch(arrays["mask"]) and np.asarray(arrays["mask"]).dtype.kind not in "biufO":
+        raise ContentError(f"mask= has dtype {np.asarray(arrays['mask']).dtype}; wanted bool, or numbers")
 
 
 def _same_shape(sampler: Array, policy: Array, mask: Array) -> None:
@@ -185,9 +187,10 @@ def _rows(inputs: Inputs, ops: Any, x: Array) -> Rows:
         raise UsageError("packed [T] arrays need one of offsets= ([S + 1], cu_seqlens) and sequence_ids= ([T])")
     n = x.shape[0]
     if ids is not None:
+        ids = ops.integers(ids, x)
         if tuple(ids.shape) != (n,):
             raise ContentError(f"sequence_ids: got shape {tuple(ids.shape)}, wanted ({n},)")
-        return _by_ids(ops, ops.integers(ids, x), inputs.get("n_sequences"))
+        return _by_ids(ops, ids, inputs.get("n_sequences"))
     return _by_offsets(ops, ops.integers(offsets, x), n)
 
 
@@ -196,15 +199,17 @@ def _by_ids(ops: Any, ids: Array, n: int | None) -> Rows:
     if n is None:
         changes = ops.joined([ids[:1] != ids[:1], ids[1:] != ids[:-1]])
         return PackedRows(ops, ops.cumsum(changes), max(1, ids.shape[0]))
-    if not is_torch(ids) and ids.shape[0] and not 0 <= ids.min() <= ids.max() < n:
-        raise ContentError(f"sequence_ids: got {ids.min()} to {ids.max()}, wanted 0 to {n - 1} (n_sequences={n})")
+    seen = ops.on_host(ids)
+    if seen is not None and seen.shape[0] and not 0 <= seen.min() <= seen.max() < n:
+        raise ContentError(f"sequence_ids: got {seen.min()} to {seen.max()}, wanted 0 to {n - 1} (n_sequences={n})")
     return PackedRows(ops, ids, n)
 
 
 def _by_offsets(ops: Any, offsets: Array, n: int) -> Rows:
     if offsets.ndim != 1 or offsets.shape[0] < 2:
         raise ContentError(f"offsets: got shape {tuple(offsets.shape)}, wanted [S + 1] with S from 1 up")
-    if not is_torch(offsets) and (offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any()):
+    seen = ops.on_host(offsets)
+    if seen is not None and (seen[0] != 0 or seen[-1] != n or (np.diff(seen) < 0).any()):
         raise ContentError(f"offsets: wanted 0 first, {n} last and none smaller than the one before")
     return PackedRows(ops, ops.ids_of_offsets(offsets, n), offsets.shape[0] - 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -68,7 +69,7 @@ def stage_of(name: str, rule: Rule, defaults: Mapping[str, Any], given: Mapping[
 
 def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
     """`value` as a float within [least, most]. Errors: `UsageError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= value <= most:
         between = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
         raise UsageError(f"{name} is {value!r}, wanted a number {between}")
     return float(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onepolicy import corrections
-from onepolicy.arrays import Array, is_torch
+from onepolicy.arrays import Array
 from onepolicy.corrections import Correction
 from onepolicy.errors import ContentError, UsageError
 
@@ -33,13 +33,11 @@ class Columns:
 
     def observe(self, monitor: Any, correction: Any = None) -> Any:
         """`monitor.observe` of these columns; `correction`: what the loss is weighted with."""
-        current: Any = self.current
-        current = current.detach() if is_torch(current) else current
         return monitor.observe(
             self.sampler,
             self.old,
             self.mask,
-            current_logprobs=current,
+            current_logprobs=self.current,
             reference_logprobs=self.reference,
             advantages=self.advantages,
             policy_version=self.policy_version,

@@ -18,6 +18,7 @@ import numpy as np
 
 from onepolicy.monitor.series import (
     EARLY,
+    HARMLESS_MEAN,
     LEAST,
     TAILS,
     TRAILING,
@@ -47,12 +48,13 @@ class Slow:
     least_steps: int
 
     def advance(self, cusum: FloatArray, y: FloatArray, error: FloatArray, limit: float, cap: Any = None) -> FloatArray:
-        """The CUSUM after a step with log ratio `y` and standard error `error`; NaN changes nothing."""
+        """The CUSUM after a step with log ratio `y` and standard error `error`; NaN changes nothing. It ends at twice
+        the limit, so that an alarm is over soon after its fault is."""
         low, high = math.log(self.low), math.log(self.high)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             step = (high - low) / (error**2 + self.floor**2) * (y - (low + high) / 2)
         cap = limit / self.least_steps if cap is None else cap
-        return np.maximum(cusum + np.clip(np.nan_to_num(step, nan=0.0), -cap, cap), 0.0)
+        return np.clip(cusum + np.clip(np.nan_to_num(step, nan=0.0), -cap, cap), 0.0, 2 * limit)
 
 
 #: A bound: 1 is the bound itself; one CUSUM for a little more, one for much more, which small batches need. It takes
@@ -89,6 +91,11 @@ def _above(cusums: FloatArray, y: FloatArray, error: FloatArray, rows: FloatArra
         cap = limit / np.where(at_once, 1, slow.least_steps)
         cusum[...] = slow.advance(cusum, y, error, limit, cap)
     return np.logical_or.reduce(cusums >= limit, axis=0)
+
+
+def _harmless(tokens: FloatArray, sums: FloatArray) -> BoolArray:
+    """`[R]` where mean |d| is so small that no growth of it matters."""
+    return sums.sum(-1) < HARMLESS_MEAN * tokens.sum(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ class Alarms:
         spread = np.maximum(window.spread(), np.where(enough, JUMP_FLOOR, LARGE_FLOOR))
         times = np.where(enough, math.log(JUMP), math.log(LARGE_JUMP))
         with np.errstate(invalid="ignore"):
-            far = (y > times) & (y / np.hypot(spread, step.error) > JUMP_DEVIATIONS)
+            far = (y > times) & (y / np.hypot(spread, step.error) > JUMP_DEVIATIONS) & ~_harmless(tokens, sums)
         candidate = used & far & (window.count >= LARGE_LEAST)
         c.jump = np.where(used, np.where(candidate, c.jump + 1, 0), c.jump)
         c.held_out = np.where(used, np.where(candidate, c.held_out + 1, 0), c.held_out)
@@ -207,11 +214,12 @@ class Alarms:
             self.last["tail"] = np.full((len(used), len(TAILS)), np.nan)
             return c.early.copy(), np.zeros(len(used), dtype=bool)
         y = np.where(ready, base.gap(tokens, sums), np.nan)
-        c.grows = GROWS.advance(c.grows, y, step.error, self.limits["grows"])
+        harmless = _harmless(tokens, sums)
+        c.grows = GROWS.advance(c.grows, np.where(harmless, np.minimum(y, 0.0), y), step.error, self.limits["grows"])
         tail, predicted = base.tail(step.bins, tokens, y)
         tail = np.where(ready[:, None] & (predicted > 0), tail, np.nan)
         c.tail = TAIL.advance(c.tail, tail, np.sqrt(CLUSTERED / (predicted + 0.5)), self.limits["tail"])
-        c.early &= ~(y < math.log(GROWS.low))
+        c.early &= ~(y < math.log(GROWS.low)) & ~(ready & harmless)
         self.last |= {"grows": y, "tail": tail}
         return (c.grows >= self.limits["grows"]) | c.early, np.logical_or.reduce(c.tail >= self.limits["tail"], axis=1)
 
@@ -225,7 +233,7 @@ class Alarms:
         spread = np.hypot(np.maximum(window.spread(), JUMP_FLOOR), error)
         times = np.where(fresh, math.log(EARLY_GROWTH), math.log(EARLIER_GROWTH))
         with np.errstate(invalid="ignore"):
-            grew = (window.count >= LEAST) & (y > times) & (y / spread > EARLY_DEVIATIONS)
+            grew = (window.count >= LEAST) & (y > times) & (y / spread > EARLY_DEVIATIONS) & ~_harmless(*late)
         done = grew & fresh
         base.tokens[done], base.sums[done] = base.early_tokens[done], base.early_sums[done]
         self.last["grows"] = y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,8 @@ def batch_of(
     corrected: bool,
 ) -> Batch:
     """The checked columns. Errors: `ContentError` saying which column, got, wanted."""
-    if old is None:  # bypass: the loss compares the current policy with the sampler's own values
+    bypass = old is None
+    if bypass:  # the loss compares the current policy with the sampler's own values
         old, current = current, None
     if old is None:
         raise ContentError("old_logprobs is None: wanted them, or current_logprobs in its place (bypass mode)")
@@ -56,11 +58,14 @@ def batch_of(
     columns |= {n: x for n, x in (("current_logprobs", current), ("reference_logprobs", reference)) if x is not None}
     for name, x in columns.items():
         _require_logprobs(name, x, sampler)
-    for name in ("sampler_logprobs", "old_logprobs"):
+    # the current policy's own values may require grad, as itself, as old and in old's place: nothing is taken from them
+    for name in ("sampler_logprobs",) if bypass else ("sampler_logprobs", "old_logprobs"):
         if is_torch(columns[name]) and columns[name].requires_grad and columns[name] is not current:
             why = "they are constants of the loss" if name[0] == "s" else "the policy before the update is a constant"
             raise ContentError(f"{name} requires grad: {why}; pass {name}.detach(), or were the columns swapped?")
     _require_like("mask", mask, sampler)
+    if not is_torch(mask) and mask.dtype.kind not in "biufO":
+        raise ContentError(f"mask has dtype {mask.dtype}, wanted bool, or numbers of which 0 is false")
     weights, keep = _correction(correction, sampler)
     return Batch(
         sampler,
@@ -70,7 +75,7 @@ def batch_of(
         reference,
         _by_row("advantages", advantages, sampler),
         _by_row("policy_version", versions, sampler),
-        None if version is None else float(version),
+        _number("scorer_version", version),
         weights,
         keep,
         corrected or weights is not None,
@@ -112,17 +117,28 @@ def _same_memory(x: Any, y: Any) -> bool:
     return False
 
 
+def _number(name: str, x: Any) -> float | None:
+    """NaN is not told."""
+    if x is None or (isinstance(x, numbers.Real) and x != x):
+        return None
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise ContentError(f"{name} is a {type(x).__name__}, wanted a plain number, or None where it is not known")
+    return float(x)
+
+
 def _by_row(name: str, x: Any, like: Array) -> Array | None:
     """`[B, T]` as it is; `[B]` as `[B, 1]`; one number for all rows."""
     if x is None:
         return None
-    if isinstance(x, (int, float)):
+    if isinstance(x, numbers.Real):
         return like.new_full((like.shape[0], 1), x) if is_torch(like) else _numpy_full(like, x)
     if is_torch(x) is not is_torch(like) or not hasattr(x, "shape"):
         raise ContentError(f"{name} is a {type(x).__name__}, sampler_logprobs a {type(like).__name__}; wanted one kind")
     if is_torch(x) and x.device != like.device:
         raise ContentError(f"{name} is on {x.device}, sampler_logprobs on {like.device}; wanted one device")
     rows, tokens = like.shape
+    if tuple(x.shape) == ():
+        return _numpy_full(like, x) if not is_torch(x) else x.reshape(1, 1).expand(rows, 1)
     if tuple(x.shape) == (rows,):
         return x.reshape(rows, 1)
     if tuple(x.shape) in ((rows, tokens), (rows, 1)):

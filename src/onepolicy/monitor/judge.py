@@ -150,9 +150,15 @@ class Judge:
 
     def to_dict(self) -> dict[str, Any]:
         numbers = {"newest": self.newest, "seen": self.seen, "still": self.still, "tokens": self.tokens}
-        return {"alarms": self.alarms.to_dict(), **{k: None if x != x else x for k, x in numbers.items()}}
+        judged = [metric_of(b) for b in self.bounds]
+        numbers = {k: None if x != x else x for k, x in numbers.items()}
+        return {"alarms": self.alarms.to_dict(), "judged": judged, **numbers}
 
     def load(self, data: Mapping[str, Any]) -> None:
+        """Errors: `ValueError`, `KeyError`, `TypeError` for what is no state of these bounds."""
+        judged = [metric_of(b) for b in self.bounds]
+        if data["judged"] != judged:
+            raise ValueError(f"it judged {', '.join(data['judged'])}, this one {', '.join(judged)}")
         self.alarms.load(data["alarms"])
         for name in ("newest", "seen", "still", "tokens"):
             setattr(self, name, math.nan if data[name] is None else data[name])
@@ -163,7 +169,7 @@ class Judge:
         if not told or not merged["versions:known"]:
             return None
         version, newest = max(told), merged.greatest("newest_version")
-        if not newest <= self.newest:  # the first one, or a newer one
+        if not newest <= self.newest or version < self.seen:  # the first one, a newer one, or the trainer went back
             self.newest, self.still = newest, 0
         elif version > self.seen:
             self.still += 1
@@ -236,6 +242,41 @@ def _say_still(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mappi
     return [said("engine-never-updated", message, evidence=evidence)]
 
 
+def _say_mixed(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mapping[str, Any]) -> list[Finding]:
+    """Replies that were drawn across an update of the weights."""
+    mixed, rows = merged["versions:rows_mixed"], merged["rows_scored"]
+    if not mixed:
+        return []
+    first, last = (found[f"mixed_version/{end}_change"] for end in ("first", "last"))
+    where = f"after {_or_nan(first):.0f} tokens" + (
+        "" if first == last else f" at the earliest, {_or_nan(last):.0f} at the latest"
+    )
+    message = f"{mixed:,.0f} of {rows:,.0f} replies hold tokens of more than one weight version; it changes {where}"
+    sd = {name: found.get(f"{pair}.log_ratio/sd") for name, pair in (("sd_stale", "stale"), ("sd_lag_0", "lag_0"))}
+    if None not in sd.values():
+        message += f"; d spreads by {sd['sd_stale']:.2g} nats where the weights are old, {sd['sd_lag_0']:.2g} elsewhere"
+    evidence = {"replies": mixed, "of": rows, "first_change": first, "last_change": last, **sd}
+    return [said("mixed-weight-versions", message, evidence=evidence)]
+
+
+def _say_ahead(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mapping[str, Any]) -> list[Finding]:
+    """A version that the scorer has not reached counts something else, such as calls of an update."""
+    n = merged["versions:ahead"]
+    if not n:
+        return []
+    newest = found["newest_version"]
+    told = [x for x in merged.own("version") if x == x]
+    scorer = max(told) if told else None
+    share = n / merged["versions:known"]
+    message = (
+        f"{share:.0%} of the tokens carry a version that the scorer has not reached: up to {_or_nan(newest):.0f}, "
+    )
+    message += f"the scorer is at {_or_nan(scorer):.0f}"
+    evidence = {"share": share, "newest": newest, "scorer": scorer}
+    rivals = ("a label that counts calls of the weight update, not optimiser steps", "two counts that start elsewhere")
+    return [said("version-ahead", message, evidence=evidence, rivals=rivals)]
+
+
 def _say_bounds(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mapping[str, Any]) -> list[Finding]:
     out = list[Finding]()
     for bound, above in zip(judge.bounds, on["bounds"], strict=True):
@@ -301,7 +342,8 @@ def _say_recheck(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Map
 #: How a check's outcome stands in the vector; 0 is no check.
 RECHECKED: tuple[Any, ...] = (None, Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.DRIFT, Outcome.ERROR)
 _SAY: tuple[Say, ...] = (
-    _say_states, _say_faults, _say_uncorrected, _say_still, _say_bounds, _say_alarms, _say_recheck
+    _say_states, _say_faults, _say_uncorrected, _say_still, _say_mixed, _say_ahead, _say_bounds, _say_alarms,
+    _say_recheck,
 )  # fmt: skip
 assert set(_STATES) == set(alarms.STATE_SHARES)
 assert all(rowed in ROWED for rowed, _ in _ERRORS.values())

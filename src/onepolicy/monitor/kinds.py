@@ -72,6 +72,16 @@ class NumpyKind:
         return np.count_nonzero(x)
 
     @staticmethod
+    def first(x: Array) -> Array:
+        """`[B, 1]` the first true place of each row, 0 where there is none."""
+        return x.argmax(-1)[:, None]
+
+    @staticmethod
+    def take(x: Array, at: Array) -> Array:
+        """`[B, 1]` of `[B, T]`."""
+        return np.take_along_axis(x, at, -1)
+
+    @staticmethod
     def bits(x: Array, shift: int) -> Array:
         with np.errstate(over="ignore", under="ignore"):
             return x.astype(np.float32).view(np.int32) >> shift
@@ -136,6 +146,15 @@ class TorchKind:
     @staticmethod
     def count(x: Array) -> Array:
         return x.sum()
+
+    def first(self, x: Array) -> Array:
+        """`[B, 1]` the first true place of each row, 0 where there is none."""
+        return x.to(self._torch.uint8).argmax(-1, keepdim=True)
+
+    @staticmethod
+    def take(x: Array, at: Array) -> Array:
+        """`[B, 1]` of `[B, T]`."""
+        return x.gather(-1, at)
 
     def bits(self, x: Array, shift: int) -> Array:
         return x.float().view(self._torch.int32) >> shift

@@ -24,7 +24,9 @@ ADDED: dict[str, str] = {
     "missing/share": "tokens without a finite log-prob on both sides",
     "null_sampler/count": "NaN; also _old, neg_inf_, pos_inf_, positive_, and placeholder_ (0.0 or below -1000)",
     "lag/mean": "versions between the tokens' and the scorer's; lag/max, lag/known (share of tokens)",
+    "ahead/share": "tokens with a version that the scorer has not reached, of those with one; in no lag",
     "mixed_version/share": "sequences whose tokens come from more than one version",
+    "mixed_version/first_change": "tokens of a sequence before its first change of version: the least; /last_change",
     "lag_0.*": "sampler against old, tokens of the scorer's own version: mismatch alone",
     "stale.*": "the same for tokens of an older version: staleness on top",
     "update.*": "old against current: what this update has moved; update.bit_equal/share",
@@ -149,11 +151,15 @@ def _versions(merged: Merged) -> dict[str, float | None]:
     known = merged["versions:known"]
     if not known:
         return {}
+    told = known - merged["versions:ahead"]
     return {
-        "lag/mean": merged["versions:lag"] / known,
-        "lag/max": merged.greatest("lag"),
+        "lag/mean": _finite(_over(merged["versions:lag"], told)),
+        "lag/max": merged.greatest("lag") if told else None,
+        "ahead/share": merged["versions:ahead"] / known,
         "lag/known": _finite(merged.ratio("versions:known", "scored")),
         "mixed_version/share": _finite(merged.ratio("versions:rows_mixed", "rows_scored")),
+        "mixed_version/first_change": _finite(-merged.greatest("minus_change")),
+        "mixed_version/last_change": _finite(merged.greatest("change")),
         "newest_version": merged.greatest("newest_version"),
     }
 
@@ -165,6 +171,8 @@ def _moments(merged: Merged, name: str, pair: str) -> dict[str, float | None]:
     for suffix, (moment, below) in _MOMENTS.items():
         value = merged[f"{pair}:{moment}"] if below is None else merged.ratio(f"{pair}:{moment}", f"{pair}:{below}")
         out[f"{name}.{suffix}"] = _finite(-value if "k1" in suffix else value)
+    mean, square = (merged.ratio(f"{pair}:{m}", f"{pair}:n") for m in ("log_ratio", "squared"))
+    out[f"{name}.log_ratio/sd"] = _finite(math.sqrt(max(square - mean * mean, 0.0)))
     mean, square = (merged.ratio(f"{pair}:{m}", f"{pair}:n") for m in ("ratio_minus_one", "ratio_minus_one_squared"))
     out[f"{name}.ess_token/share"] = _finite(_over((1 + mean) ** 2, 1 + 2 * mean + square))
     return out

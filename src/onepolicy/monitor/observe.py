@@ -18,6 +18,7 @@ from onepolicy.arrays import Array
 from onepolicy.monitor import vector
 from onepolicy.monitor.batch import Batch
 from onepolicy.monitor.kinds import kind_of
+from onepolicy.monitor.staleness import Versions
 from onepolicy.monitor.vector import EXPONENT_LIMIT, LOOP, TOKEN_TERMS, term_key
 from onepolicy.reduce import POSITIVE_ABOVE
 from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens
@@ -236,19 +237,8 @@ class Block:
         return self.kind.stack([*rows, self.on.sum(-1)])
 
     @cached_property
-    def _lag(self) -> tuple[Array, Array]:
-        """(versions behind the scorer, 0 where unknown; where it is known), broadcast to the rows."""
-        xp = self.kind.xp
-        given = self.kind.wide(self.batch.versions, self.rows) + self.zero
-        known = self.scored & xp.isfinite(given) & (given >= 0)
-        newest = self._newest if self.batch.version is None else self.batch.version
-        return xp.where(known, newest - given, self.zero), known
-
-    @cached_property
-    def _newest(self) -> Array:
-        """Where nobody told the scorer's version: the newest one in the batch."""
-        given = self.kind.wide(self.batch.versions)
-        return self.kind.greatest(self.kind.xp.where(self.kind.xp.isfinite(given), given, given * 0 - 1))
+    def _versions(self) -> Versions:
+        return Versions(self.kind, self.batch, self.rows, self.mask, self.scored, self.zero)
 
     def _other(self, column: Array | None) -> tuple[Array, Array]:
         """(another policy's log-probs, 0 where there are none; where there are)."""
@@ -300,20 +290,10 @@ class Block:
         return kind.stack([on.sum(), *(kind.dot(x, on) for x in terms)])
 
     def _by_version(self) -> dict[str, Array]:
-        kind, xp = self.kind, self.kind.xp
-        lag, known = self._lag
         d, e = self.small.log_ratio, self.small.ratio_minus_one
-        fresh = known & self.finite & (lag <= 0)
-        stale = known & self.finite & (lag > 0)
-        far = self.zero - 1
-        most, least = (xp.where(known, sign * lag, far * 1e9).max(-1) for sign in (1, -1))
-        most, least = (x.values if hasattr(x, "values") else x for x in (most, least))
-        mixed = kind.count((most + least > 0) & known.any(-1))
-        return {
-            "lag0": self._moments_of(d, e, xp.indicator(fresh)),
-            "stale": self._moments_of(d, e, xp.indicator(stale)),
-            "versions": kind.stack([kind.count(known), (lag * self.on).sum(), mixed]),
-        }
+        on = {"lag0": self._versions.same, "stale": self._versions.behind}
+        out = {name: self._moments_of(d, e, self.kind.xp.indicator(x & self.finite)) for name, x in on.items()}
+        return {**out, "versions": self._versions.counts()}
 
     def _updates(self) -> Array:
         """Per batch, not per block, for the two that count calls: the first block counts them."""
@@ -358,18 +338,18 @@ class Block:
         """In the order of `vector.GREATEST`."""
         kind, t = self.kind, self.tokens
         zero = self.zero.sum()
-        lag, newest = zero, zero
+        lag, newest, change = zero, zero, (zero - math.inf, zero - math.inf)
         if self.batch.versions is not None:
-            lags, known = self._lag
-            given = kind.wide(self.batch.versions, self.rows) + self.zero
-            lag, newest = (kind.greatest(kind.xp.where(known, x, self.zero)) for x in (lags, given))
+            lag, newest = self._versions.greatest()
+            change = self._versions.change()
         probability_gap = kind.greatest(kind.xp.abs(self.small.probability_diff) * self.on_finite)
         d = t.log_ratio
         # masked places hold 0: where all ratios lie on one side of 1 they must not win
         far = self.zero - math.inf
         above, below = (kind.greatest(kind.xp.where(self.scored, x, far)) for x in (d, -d))
         heaviest = getattr(self, "_heaviest", zero)
-        return kind.stack([kind.greatest(t.abs_log_ratio), above, below, probability_gap, zero, lag, newest, heaviest])
+        largest = kind.greatest(t.abs_log_ratio)
+        return kind.stack([largest, above, below, probability_gap, zero, lag, newest, heaviest, *change])
 
 
 def _nearness(weights: Array | None) -> float:

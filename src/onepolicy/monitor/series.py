@@ -22,11 +22,18 @@ from onepolicy.types import BoolArray, FloatArray, IntArray
 WARM_UP, LEAST, TRAILING, EARLY = 32, 8, 32, 4
 #: Shares of the baseline's tokens that are called its tails, and the least tail tokens a bucket needs to take part.
 TAILS, TAIL_LEAST = (0.005, 0.0005), 10.0
+#: A gap that is harmless whatever it was before: what the preset `fp32` allows the mean and any single token, in nats.
+#: A policy whose entropy collapses gets there; many times nearly nothing is still nearly nothing.
+HARMLESS_MEAN, HARMLESS_TOKEN = 1e-4, 5e-3
 #: Tokens by which a bucket's mean is drawn to the mean of all.
 _SHRINK = 50.0
 _MIDDLES = bin_middles()
 _LOG_EDGES = np.log(bin_edges())
 _PLACES = np.arange(BINS)
+#: The first edge that is no lower than a harmless token's |d|.
+_LOWEST_TAIL = int(np.searchsorted(_LOG_EDGES, np.log(HARMLESS_TOKEN)))
+#: The share of a tail in which the baseline has no token; 0 is of a bucket that takes no part.
+_NONE_THERE = 1e-9
 
 
 def by_bucket(bins: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -107,16 +114,17 @@ class Baseline(State):
         return done
 
     def _set_tails(self, done: BoolArray) -> None:
-        """Where each tail of each bucket begins, as log |d|, and the share that lies above it; 0 where too few do."""
+        """Where each tail of each bucket begins, as log |d|, and the share that lies above it; 0 where too few tokens
+        are known. No tail begins below `HARMLESS_TOKEN`."""
         for run in np.flatnonzero(done):
             above = np.cumsum(self.bins[run, :, ::-1], axis=-1)[:, ::-1]
             above = np.concatenate([above, np.zeros((BUCKETS, 1))], axis=-1)
             for level, tail in enumerate(TAILS):
                 wanted = above[:, :1] * tail
-                at = (above > wanted).sum(-1)  # the first edge with at most that many above it
+                at = np.maximum((above > wanted).sum(-1), _LOWEST_TAIL)  # the first edge with at most that many above
                 share = np.take_along_axis(above, at[:, None], -1)[:, 0] / np.maximum(above[:, 0], 1.0)
                 self.edge[run, level] = _LOG_EDGES[at]
-                self.share[run, level] = np.where(wanted[:, 0] >= TAIL_LEAST, share, 0.0)
+                self.share[run, level] = np.where(wanted[:, 0] >= TAIL_LEAST, np.maximum(share, _NONE_THERE), 0.0)
 
     def gap(self, tokens: FloatArray, sums: FloatArray) -> FloatArray:
         """`[R]` y against the frozen baseline."""
@@ -124,7 +132,8 @@ class Baseline(State):
 
     def tail(self, bins: FloatArray, tokens: FloatArray, shift: FloatArray) -> tuple[FloatArray, FloatArray]:
         """`[R, TAILS]` (log of tail tokens over predicted, how many were predicted). `shift`: y, by which the edges of
-        the tails move along: a gap that grows as a whole is no heavier tail."""
+        the tails move up: a gap that grows as a whole is no heavier tail. They do not move down: where the gap shrinks
+        as a whole, tokens that are as far off as they were are no heavier tail either."""
         found = [self._beyond(bins, tokens, shift, level) for level in range(len(TAILS))]
         count, predicted = (np.stack([f[i] for f in found], axis=-1) for i in (0, 1))
         return np.log((count + 0.5) / (predicted + 0.5)), predicted
@@ -134,7 +143,8 @@ class Baseline(State):
     ) -> tuple[FloatArray, FloatArray]:
         """`[R]` tokens beyond one tail's edge, and how many the baseline predicts there."""
         share = self.share[:, level]
-        edge = np.where(share > 0, self.edge[:, level], 0.0) + np.nan_to_num(shift)[:, None]
+        edge = np.maximum(np.where(share > 0, self.edge[:, level], 0.0), _LOG_EDGES[_LOWEST_TAIL])
+        edge = edge + np.maximum(np.nan_to_num(shift), 0.0)[:, None]
         place = np.clip(np.interp(edge, _LOG_EDGES, np.arange(BINS + 1.0)), 0, BINS - 1e-9)
         index = place.astype(np.int64)
         count = np.take_along_axis(bins, index[..., None], -1)[..., 0] * (index + 1 - place)

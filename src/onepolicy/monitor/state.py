@@ -15,8 +15,8 @@ import numpy as np
 
 from onepolicy.arrays import Array, is_torch
 from onepolicy.errors import UsageError
-from onepolicy.gates.bounds import Preset, load
-from onepolicy.monitor import vector
+from onepolicy.gates.bounds import Preset
+from onepolicy.monitor import choices, vector
 from onepolicy.monitor.actions import Action, Halted, Observation, OnDrift, SetUpError, checked, within
 from onepolicy.monitor.batch import batch_of
 from onepolicy.monitor.identities import set_up_problems
@@ -30,7 +30,7 @@ from onepolicy.monitor.vector import Merged
 from onepolicy.types import Finding, Severity
 
 LOG = logging.getLogger("onepolicy.monitor")
-FORMAT = 1
+FORMAT = 2
 #: What can go wrong in a call, as other ranks are told.
 FAULTS: tuple[str, ...] = ("the arrays do not fit together", "out of memory", "an unexpected error")
 
@@ -52,8 +52,7 @@ class Monitor:
         False where the first batch comes after an update; a number in nats is the largest mean |d| allowed.
     corrected: the loss weights the gap to the sampler in a way that is not passed as `correction=`.
 
-    Errors: `UsageError` for choices that cannot be, `SetUpError` in the first step, `Halted` if asked for.
-    """
+    Errors: `UsageError` for choices that cannot be, `SetUpError` in the first step, `Halted` if asked for."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Monitor:
         on_drift: OnDrift = "warn",
         *,
         clip: float | tuple[float, float] = 0.2,
-        sinks: Sequence[str | Sink] | str = (),
+        sinks: Sequence[str | Sink] | str | Sink | None = (),
         micro_batches: int | None = 1,
         ranks: str | Sequence[int] = "all",
         max_lag: int = MAX_LAG,
@@ -69,14 +68,13 @@ class Monitor:
         corrected: bool = False,
         timeout: float = 1800.0,
     ) -> None:
-        self.preset = load(bounds) if isinstance(bounds, str) else bounds
+        self.preset = choices.preset_of(bounds)
         self.on_drift = checked(on_drift)
-        self.clip = clip if isinstance(clip, tuple) else (clip, clip)
-        if micro_batches is not None and micro_batches < 1:
-            raise UsageError(f"micro_batches is {micro_batches}, wanted 1 or more, or None")
-        self.micro_batches, self.step_zero, self.corrected = micro_batches, step_zero, corrected
-        self.judge = Judge(self.preset, max_lag)
-        self.ranks = ranks_of(ranks, timeout)
+        self.clip = choices.clip_of(clip)
+        self.micro_batches = None if micro_batches is None else choices.whole("micro_batches", micro_batches, 1)
+        self.step_zero, self.corrected = choices.step_zero_of(step_zero), corrected
+        self.judge = Judge(self.preset, choices.whole("max_lag", max_lag, 0))
+        self.ranks = ranks_of(ranks, choices.positive("timeout", timeout))
         self.sinks = self._opened(sinks)
         #: kind -> how often it happened on this rank; each is said in the log at 1, 2, 4, 8, ...
         self.warnings: dict[str, int] = {}
@@ -211,24 +209,32 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Errors: `UsageError` for another format or other bounds."""
-        if state.get("format") != FORMAT:
-            raise UsageError(f"state of format {state.get('format')!r}, this version reads {FORMAT}")
-        if state["bounds"] != self.preset.name:
-            raise UsageError(f"state is of bounds {state['bounds']!r}, this monitor has {self.preset.name!r}")
-        self.judge.load(state["judge"])
-        self._step, self._active, self._skip = state["step"], frozenset(state["active"]), state["skip"]
-        self._pending = None if state["pending"] is None else (state["pending"][0], Kept(rows_of(state["pending"][1])))
+        """Goes on from there. Errors: `UsageError` for another format, other bounds, or what is no whole state; the
+        monitor is then as it was."""
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+            got = state.get("format") if isinstance(state, Mapping) else type(state).__name__
+            raise UsageError(f"state of format {got!r}, this version reads {FORMAT}; start without a state")
+        if state.get("bounds") != self.preset.name:
+            raise UsageError(f"state is of bounds {state.get('bounds')!r}, this monitor has {self.preset.name!r}")
+        fresh = Judge(self.preset, self.judge.max_lag)
+        try:
+            fresh.load(state["judge"])
+            pending = state["pending"] and (state["pending"][0], Kept(rows_of(state["pending"][1])))
+            step, active, skip = int(state["step"]), frozenset(state["active"]), bool(state["skip"])
+        except (KeyError, TypeError, ValueError, IndexError) as err:
+            raise UsageError(f"state is not whole, or of other bounds: {type(err).__name__}: {err}") from None
+        self.judge = fresh
+        self._step, self._active, self._skip, self._pending = step, active, skip, pending or None
         self._resumed = True
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _opened(self, sinks: Sequence[str | Sink] | str) -> Sinks:
+    def _opened(self, sinks: Any) -> Sinks:
         """Opened on the first rank; if that fails, every rank says so."""
         problem, out = "", Sinks([])
         try:
             if self.ranks.rank == 0:
-                out = Sinks.of([sinks] if isinstance(sinks, str) else sinks, self.preset)
+                out = Sinks.of(choices.sinks_of(sinks), self.preset)
         except Exception as err:
             if not isinstance(self.ranks, ProcessGroup):
                 raise

@@ -64,7 +64,7 @@ MOMENTS = ("n", "abs", "log_ratio", "squared", "k3", "ratio_minus_one", "ratio_m
 #: lag0, stale: sampler and old, by policy version; update: old and current; current: sampler and current; reference:
 #: old and reference. The two that start with `zero` are those of the very first batch.
 PAIRS = ("lag0", "stale", "update", "current", "reference", "zero_update", "zero_reference")
-VERSIONS = ("known", "lag", "rows_mixed")
+VERSIONS = ("known", "lag", "rows_mixed", "ahead")
 UPDATES = ("equal", "observes", "uncorrected")
 SIGNS = ("positive", "negative")
 CLIPS = ("n", "clipped", "wrongly_clipped", "wrongly_passed")
@@ -109,6 +109,8 @@ GREATEST: tuple[str, ...] = (
     "lag",
     "newest_version",
     "weight",
+    "change",
+    "minus_change",
 )
 #: What a rank says of itself. `fault`: 0, else 1 + the place in `FAULTS` of the last one; `recheck`: see `every`.
 OWN: tuple[str, ...] = ("step", "observes", "faults", "fault", "version", "recheck", "sink_failures")

@@ -15,13 +15,12 @@ from onepolicy.codes import CODES
 from onepolicy.errors import MissingExtra
 from onepolicy.report import junit, markdown, words
 from onepolicy.report.json import encoded
+from onepolicy.report.listing import listed
 from onepolicy.report.text import escaped
-from onepolicy.types import Listing, Outcome, TokenReport
+from onepolicy.types import Outcome, TokenReport
 
 FORMAT = 1
 _KIND = "onepolicy_tokens"
-#: Rows of a table on the screen and in Markdown; the rest are counted.
-ROWS = 24
 
 
 def headline(report: TokenReport) -> str:
@@ -79,29 +78,10 @@ def _screen(report: TokenReport) -> Iterator[Any]:
         yield Padding(Text(counted(report), style="dim"), (0, 0, 0, 2))
     yield from findings(report)
     for listing in report.listings:
-        yield from _listing(listing)
+        yield from listed(listing)
     first = next((f for f in report.findings if not words.is_note(f)), None)
     if first is not None:
         yield Text("\nNext  ", style="bold").append(f"causes and remedies:  onepolicy explain {first.code}", "not bold")
-
-
-def _listing(listing: Listing) -> Iterator[Any]:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from onepolicy.report.sections import heading
-
-    yield heading(escaped(listing.title, 80), escaped(listing.note, 200))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in listing.columns:
-        number = name.endswith(":")
-        table.add_column(escaped(name.removesuffix(":"), 60), justify="right" if number else "left", overflow="fold")
-    for row in listing.rows[:ROWS]:
-        table.add_row(*(Text(escaped(cell, 300)) for cell in row))
-    yield Padding(table, (0, 0, 0, 2))
-    if len(listing.rows) > ROWS:
-        yield Text(f"  and {len(listing.rows) - ROWS} more", style="dim")
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
@@ -119,8 +99,7 @@ def render_markdown(report: TokenReport) -> str:
     lines += ["", *markdown.findings_section(report), ""]
     out = "\n".join(lines)
     for listing in report.listings:
-        cells = [[markdown.code(c, cell=True) if c else "" for c in row] for row in listing.rows]
-        text = "\n".join(markdown.details(escaped(listing.title, 80), markdown.table(listing.columns, cells)))
+        text = "\n".join(markdown.folded(listing))
         if len(out) + len(text) > markdown.LIMIT - 500:
             return f"{out}\nLeft out, too long: {escaped(listing.title, 80)} and what follows.\n"
         out += f"\n{text}\n"

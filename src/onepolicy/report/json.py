@@ -20,7 +20,7 @@ import numpy as np
 from onepolicy.codes import CODES
 from onepolicy.errors import ContentError
 from onepolicy.sums import Sums
-from onepolicy.types import Finding, Floor, Gate, LegResult, Measurement, Outcome, Report
+from onepolicy.types import Finding, Floor, Gate, LegResult, Listing, Measurement, Outcome, Report
 from onepolicy.views import VIEWS
 
 FORMAT = 1
@@ -103,9 +103,10 @@ _FIELDS: dict[str, Any] = {
     "context": Mapping[str, Any],
     "legs": tuple[LegResult, ...],
     "floor": Floor | None,
+    "listings": tuple[Listing, ...],
 }
 #: What a report had before these fields did.
-_ABSENT: dict[str, Any] = {"legs": [], "floor": None}
+_ABSENT: dict[str, Any] = {"legs": [], "floor": None, "listings": []}
 
 
 def _refuse_constant(name: str) -> None:

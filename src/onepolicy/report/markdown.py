@@ -14,7 +14,7 @@ from onepolicy.report import rows, words
 from onepolicy.report.numbers import near_one, number
 from onepolicy.report.sentences import ownership, sentences
 from onepolicy.report.text import escaped
-from onepolicy.types import Finding, Measurement, Outcome, Ran, Report, Severity, TokenReport
+from onepolicy.types import Finding, Listing, Measurement, Outcome, Ran, Report, Severity, TokenReport
 
 #: GitHub refuses comments above 65,536 characters.
 LIMIT = 60_000
@@ -189,6 +189,17 @@ def _fingerprints(report: Report) -> Iterator[str]:
 
 
 #: In the order of the comment, the most important first: the last ones go when there is no room.
+def folded(listing: Listing) -> Iterator[str]:
+    """A table as a section that unfolds."""
+    cells = [[code(c, cell=True) if c else "" for c in row] for row in listing.rows]
+    yield from details(escaped(listing.title, 80), table(listing.columns, cells))
+
+
+def _listings(report: Report) -> Iterator[str]:
+    for listing in report.listings:
+        yield from folded(listing)
+
+
 _SECTIONS: dict[str, Callable[[Report], Iterator[str]]] = {
     "findings": findings_section,
     "bounds": _bounds,
@@ -196,6 +207,7 @@ _SECTIONS: dict[str, Callable[[Report], Iterator[str]]] = {
     "contract": _contract,
     "positions": _positions,
     "gap": _gap,
+    "tables": _listings,
     "fingerprints": _fingerprints,
 }
 

@@ -15,6 +15,7 @@ from onepolicy.report.bounds import bounds
 from onepolicy.report.findings import findings
 from onepolicy.report.gap import answer, gap_table
 from onepolicy.report.legs import legs, positions
+from onepolicy.report.listing import listed
 from onepolicy.report.text import escaped
 from onepolicy.report.tokens import worst_tokens
 from onepolicy.report.verdict import verdict
@@ -45,6 +46,7 @@ def screen(report: Report, width: int, color: bool) -> str:
         legs(report, console.width),
         positions(report, console.width, unjudged),
         gap_table(report, console.width, unjudged),
+        *(listed(x) for x in report.listings),
         worst_tokens(report, console.width),
         _next(report),
     ):

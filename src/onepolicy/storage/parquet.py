@@ -120,15 +120,23 @@ def _array(pa: Any, name: str, col: Values) -> Any:
 # reading
 
 
-def shards(path: Path, max_tokens: int) -> Iterator[Rollouts]:
-    """Errors: `ContentError` with the file, and the record where one is to blame."""
+def shards(
+    path: Path | str, max_tokens: int, start: int | None = None, stop: int | None = None, source: Any = None
+) -> Iterator[Rollouts]:
+    """`start`, `stop`: only these row groups. `source`: an open binary file that is read instead of `path`.
+
+    Errors: `ContentError` with the file, and the record where one is to blame.
+    """
     pa, pq = _pyarrow()
+    options = {"buffer_size": _BUFFER, "pre_buffer": False, "page_checksum_verification": True}
     try:
-        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path if source is None else source, **options) as file:
             names = _columns(file.schema_arrow.names)
             header = _header(file.schema_arrow.metadata or {})
-            first = 0
-            for batch in file.iter_batches(batch_size=_batch_rows(file, max_tokens), columns=names):
+            groups = range(file.num_row_groups)[start:stop]
+            first = sum(file.metadata.row_group(g).num_rows for g in range(groups.start))
+            rows = _batch_rows(file, max_tokens)
+            for batch in file.iter_batches(batch_size=rows, row_groups=list(groups), columns=names):
                 yield from _pieces(rollouts_of(pa, batch, header, first), max_tokens)
                 first += batch.num_rows
     except ContentError as err:

@@ -19,6 +19,7 @@ from onepolicy.errors import ContentError, OnepolicyError, UsageError
 X = np.zeros((2, 3))
 LP = {"sampler": X, "old": X, "mask": X == 0}
 
+PACKED = {"sampler": torch.zeros(3), "old": torch.zeros(3), "mask": torch.ones(3)}
 REFUSED: list[tuple[dict[str, Any], type[OnepolicyError], str]] = [
     ({"sampler": X, "mask": X}, UsageError, "neither of old= and current="),
     ({**LP, "current": X}, UsageError, "both of old= and current="),
@@ -31,6 +32,9 @@ REFUSED: list[tuple[dict[str, Any], type[OnepolicyError], str]] = [
     ({**LP, "floor": 3.0}, UsageError, "floor <= cap"),
     ({**LP, "denominator": "tokens"}, UsageError, "wanted 'all', 'kept'"),
     ({**LP, "denominator": np.ones(3)}, UsageError, "wanted 'all', 'kept'"),
+    ({**LP, "denominator": -1}, UsageError, "denominator is -1, wanted .* 0 or more"),
+    ({**LP, "denominator": math.nan}, UsageError, "denominator is nan"),
+    ({**LP, "denominator": True}, UsageError, "denominator is True"),
     ({**LP, "mask": np.ones((2, 4))}, ContentError, r"sampler \(2, 3\), .* mask \(2, 4\); wanted one"),
     ({**LP, "old": np.zeros((3, 2))}, ContentError, r"old or current \(3, 2\)"),
     (dict.fromkeys(("sampler", "old", "mask"), np.zeros((1, 2, 3))), ContentError, "wanted one"),
@@ -47,6 +51,15 @@ REFUSED: list[tuple[dict[str, Any], type[OnepolicyError], str]] = [
         ContentError,
         "wanted 0 to 1",
     ),
+    (
+        {"sampler": X[0], "old": X[0], "mask": X[0], "sequence_ids": [0, 1, 2], "n_sequences": 2},
+        ContentError,
+        "wanted 0 to 1",
+    ),
+    ({**PACKED, "offsets": torch.tensor([0, 2])}, ContentError, "offsets: wanted 0 first, 3 last"),
+    ({**PACKED, "offsets": torch.tensor([0, 2, 1, 3])}, ContentError, "none smaller than the one before"),
+    ({**PACKED, "sequence_ids": torch.tensor([0, 1, 2]), "n_sequences": 2}, ContentError, "got 0 to 2, wanted 0 to 1"),
+    ({**PACKED, "offsets": [0, 3], "denominator": torch.ones(2)}, UsageError, r"denominator is of shape \(2,\)"),
     (
         {"sampler": torch.zeros(2, 3, requires_grad=True), "old": torch.zeros(2, 3), "mask": torch.ones(2, 3)},
         UsageError,
@@ -185,6 +198,23 @@ def test_loss_refuses_another_shape() -> None:
         c.loss(np.zeros((3, 2)))
     with pytest.raises(UsageError, match="wanted 'token' or 'sequence'"):
         c.loss(X, per="row")
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, np.int64(0), torch.tensor(0)])
+def test_a_count_of_no_tokens_is_no_division_by_zero(zero: Any) -> None:
+    """The global count of a batch in which nothing is trained: the loss is 0, not NaN."""
+    c = corrections.truncate(**{k: torch.from_numpy(x * 1.0) for k, x in {**LP, "mask": X}.items()}, denominator=zero)
+    assert float(c.denominator) == 1.0 and float(c.loss(torch.ones(2, 3))) == 0.0
+
+
+def test_numbers_as_numpy_has_them() -> None:
+    """As configuration files and numpy hand them over."""
+    old = np.array([[0.1, 0.9, -0.3]])
+    given = {"sampler": old * 0, "old": old, "mask": old == old}
+    plain = corrections.truncate(**given, cap=2.0, denominator=3)
+    for cap, n in ((np.float32(2), np.int64(3)), (np.int32(2), np.float64(3))):
+        c = corrections.truncate(**given, cap=cap, denominator=n)
+        assert c.weights.tolist() == plain.weights.tolist() and float(c.denominator) == 3.0
 
 
 def test_a_mask_where_every_token_is_alone() -> None:

@@ -115,6 +115,8 @@ def test_combine_multiplies_weights_and_ands_keep() -> None:
     assert c.effects.floats()["2/kept/share"] == 0.5 and c.effects.floats()["1/kept/share"] == 0.75
     with pytest.raises(ContentError, match="combine: shapes"):
         corrections.combine(c, corrections.truncate(sampler=sampler[:1], old=old[:1], mask=mask[:1]))
+    with pytest.raises(UsageError, match="one correction or more"):
+        corrections.combine()
 
 
 def test_compose_refuses_when_made() -> None:

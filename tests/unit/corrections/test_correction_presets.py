@@ -170,12 +170,28 @@ def test_a_number_as_text() -> None:
         ("verl:decoupled_geo_rs", {"rollout_rs_threshold": "2.0_0.5"}, "nothing would be kept"),
         ("verl:decoupled_token_is", {"rollout_is_threshold": "0.5_5.0"}, "wanted a number"),
         ("slime:tis", {"tis_clip": -1.0}, "cap is -1.0"),
+        # a mode with a typing mistake would leave every stage out, and correct nothing
+        ("slime:mis", {"tis_mode": "trunkate"}, "unknown tis_mode of slime:mis 'trunkate'; did you mean 'truncate'"),
+        ("slime:mis", {"tis_level": None}, "unknown tis_level"),
+        ("skyrl:off_policy_correction", {"tis_ratio_type": "tokens"}, "did you mean 'token'"),
+        ("roll:is_weight", {"weight_type": 3}, "unknown weight_type of roll:is_weight '3'"),
+        ("verl:decoupled_token_is", {"rollout_is_batch_normalize": "x"}, "wanted True or False"),
+        # also of a stage that is off as things stand
+        ("slime:mis", {"tis_lower_bound": "x"}, "tis_lower_bound='x', wanted a number"),
+        ("skyrl:off_policy_correction", {"geo_mask_low": math.nan}, "wanted a number"),
     ],
 )
 def test_refused_when_made_not_in_the_loop(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says) as e:
         corrections.preset(name, **options)
     assert "\n" not in str(e.value)
+
+
+def test_a_preset_may_be_told_to_do_nothing() -> None:
+    """ "none" where that is the default."""
+    assert corrections.preset("skyrl:off_policy_correction", tis_ratio_type="none").stages == ()
+    assert corrections.preset("skyrl:off_policy_correction", tis_ratio_type=None).stages == ()
+    assert len(corrections.preset("skyrl:off_policy_correction", tis_ratio_type="token").stages) == 1
 
 
 def test_a_preset_refuses_the_other_mode() -> None:

@@ -18,7 +18,7 @@ from loop_data import batch, healthy, torch_of, weights
 
 import onepolicy
 from onepolicy.errors import UnknownName, UsageError
-from onepolicy.monitor import Halted, Monitor, SetUpError
+from onepolicy.monitor import Halted, Monitor, SetUpError, kinds
 from onepolicy.types import Outcome, Severity
 
 
@@ -111,6 +111,22 @@ def test_bypass_mode() -> None:
     assert monitor.close().numbers["kl_sampler_scorer_k3/mean"] == other.close().numbers["kl_sampler_scorer_k3/mean"]
 
 
+def test_bypass_mode_with_grad() -> None:
+    """The current policy's own values stand in old's place; the monitor takes them without their graph."""
+    tensors = torch_of(healthy(1), torch.float32)
+    current = tensors["old_logprobs"].clone().requires_grad_()
+    monitor = Monitor()
+    out = monitor.observe(tensors["sampler_logprobs"], None, tensors["mask"], current_logprobs=current)
+    (out.weight * current[tensors["mask"]].sum()).backward()
+    assert current.grad is not None and monitor.warnings == {}
+    plain = Monitor()
+    plain.observe(**tensors)
+    assert monitor.close().numbers["log_ratio/mean"] == plain.close().numbers["log_ratio/mean"]
+    swapped = {**tensors, "old_logprobs": current}
+    with pytest.raises(SetUpError, match="old_logprobs requires grad"):
+        Monitor().observe(**swapped)
+
+
 def test_a_current_policy_with_grad_is_normal() -> None:
     tensors = torch_of(healthy(1), torch.float32)
     current = tensors["old_logprobs"].clone().requires_grad_()
@@ -134,6 +150,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"old_logprobs has shape \(8, 5\), sampler_logprobs \(8, 6\); wanted one \[B, T\]",
     ),
     (_with(mask=ONES[:4] > 0), r"mask has shape \(4, 6\)"),
+    (_with(mask=ONES.astype(int).astype(str)), r"mask has dtype <U\d+, wanted bool"),  # "0" would be true
     (_with(sampler_logprobs=-ONES[0]), r"sampler_logprobs has shape \(6,\), wanted padded \[B, T\]"),
     (_with(sampler_logprobs=-ONES.astype(int)), "sampler_logprobs has dtype int64, wanted floating point"),
     (_with(old_logprobs=None), "old_logprobs is None: wanted them, or current_logprobs"),
@@ -182,7 +199,18 @@ def test_another_device() -> None:
     [
         ({"bounds": "bf61"}, UnknownName, "did you mean"),
         ({"on_drift": "stop"}, UsageError, "wanted one of warn, skip_batch, halt, or a function"),
-        ({"micro_batches": 0}, UsageError, "wanted 1 or more, or None"),
+        ({"bounds": 3}, UsageError, "wanted a preset's name, a TOML file, or a Preset"),
+        ({"micro_batches": 0}, UsageError, "micro_batches is 0, wanted a whole number from 1 up"),
+        ({"micro_batches": 1.5}, UsageError, "micro_batches is 1.5"),
+        ({"clip": -0.2}, UsageError, "clip is -0.2, wanted one number or two"),
+        ({"clip": (0.2,)}, UsageError, "wanted one number or two"),
+        ({"clip": float("nan")}, UsageError, "clip is nan"),
+        ({"clip": "0.2"}, UsageError, "clip is '0.2'"),
+        ({"max_lag": None}, UsageError, "max_lag is None, wanted a whole number from 0 up"),
+        ({"step_zero": None}, UsageError, "step_zero is None, wanted True, False"),
+        ({"step_zero": -1.0}, UsageError, "step_zero is -1.0"),
+        ({"timeout": 0}, UsageError, "timeout is 0, wanted a number above 0"),
+        ({"sinks": 5}, UsageError, "sinks is 5, wanted a list"),
         ({"ranks": "some"}, UsageError, "wanted 'all', 'alone' or a list"),
         ({"ranks": [0, 1]}, UsageError, "torch.distributed is not initialised"),
         ({"sinks": "jsonl:/no/such/folder/m.jsonl"}, UsageError, "cannot be written"),
@@ -191,6 +219,41 @@ def test_another_device() -> None:
 def test_choices_that_cannot_be(choices: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Monitor(**choices)
+
+
+def test_choices_as_configuration_files_have_them() -> None:
+    monitor = Monitor(clip=[0.2, 0.28], micro_batches=np.int64(1), sinks=None, step_zero=np.float32(0.5))  # pyright: ignore[reportArgumentType]
+    assert monitor.clip == (0.2, 0.28) and monitor.micro_batches == 1
+    monitor.observe(**healthy(1), advantages=np.ones(32))
+    assert monitor.close().numbers["clipped/positive"] == 0.0 and monitor.warnings == {}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_version_as_one_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain, a numpy scalar, an array of no dimension; in more than one block."""
+    monkeypatch.setattr(kinds, "BLOCK_CPU", 100)
+    made = healthy(1)
+    made = made if kind == "numpy" else torch_of(made)
+    forms: list[Any] = [
+        7,
+        7.0,
+        np.array(7) if kind == "numpy" else torch.tensor(7),
+        *([np.int64(7)] * (kind == "numpy")),
+    ]
+    for version in forms:
+        monitor = Monitor()
+        monitor.observe(**made, policy_version=version, scorer_version=9)
+        assert monitor.close().numbers["lag/mean"] == 2.0
+
+
+def test_a_version_that_is_not_told() -> None:
+    """NaN is no version; the newest in the batch stands for it."""
+    monitor = Monitor()
+    monitor.observe(**healthy(1), policy_version=np.r_[np.full(16, 3), np.full(16, 4)], scorer_version=float("nan"))  # pyright: ignore[reportArgumentType]
+    got = monitor.close().numbers
+    assert got["lag/max"] == 1.0 and 0 < (got["lag/mean"] or 0) < 1
+    with pytest.raises(SetUpError, match="scorer_version is a Tensor, wanted a plain number"):
+        Monitor().observe(**torch_of(healthy(1)), policy_version=3, scorer_version=torch.tensor(3))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_bound_on_what_the_loop_cannot_measure(tmp_path: Path) -> None:
@@ -417,6 +480,14 @@ def test_an_engine_that_is_never_updated() -> None:
     assert versions(Monitor(max_lag=4), lambda s: s // 4 * 4, range(1, 30)) == [[]] * 29  # synced every fourth step
 
 
+def test_a_trainer_that_goes_back_is_no_engine_that_stands_still() -> None:
+    """After a loss spike the run is taken up from an older checkpoint, in the same process: versions count up anew."""
+    monitor = Monitor(max_lag=4)
+    for i, version in enumerate([*range(30, 40), *range(20, 32)]):
+        out = monitor.observe(**healthy(i), policy_version=version, scorer_version=version)
+        assert "engine-never-updated" not in codes(out)
+
+
 def test_values_that_are_missing() -> None:
     def at(step: int) -> dict[str, Any]:
         made = healthy(step)
@@ -467,6 +538,34 @@ def test_states_that_do_not_fit() -> None:
         Monitor(bounds="fp32").load_state_dict(state)
     with pytest.raises(UsageError, match="format 9"):
         Monitor().load_state_dict({**state, "format": 9})
+    for broken in (None, {}, {"format": 1}):
+        with pytest.raises(UsageError, match="this version reads"):
+            Monitor().load_state_dict(broken)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("change", [{"judge": {}}, {"judge": None}, {"pending": [2, [[0.0] * 5]]}, {"step": None}])
+def test_a_state_that_is_not_whole_changes_nothing(change: dict[str, Any]) -> None:
+    monitor = Monitor()
+    run(monitor, range(1, 4))
+    before = json.dumps(monitor.state_dict())
+    with pytest.raises(UsageError, match="state is not whole, or of other bounds"):
+        monitor.load_state_dict({**monitor.state_dict(), **change})
+    assert json.dumps(monitor.state_dict()) == before
+
+
+def test_a_state_of_other_bounds_under_one_name(tmp_path: Path) -> None:
+    """A file of bounds that was edited: a limit may move, what is judged may not."""
+    path = tmp_path / "mine.toml"
+    bound = '[[bound]]\nmetric = "{}"\nat_most = {}\nwhen = "required"\nsource = "x"\ndate = "2026-12-01"\n'
+    path.write_text(bound.format("abs_log_ratio/mean", 0.1))
+    monitor = Monitor(str(path))
+    run(monitor, range(1, 4))
+    state = monitor.state_dict()
+    path.write_text(bound.format("abs_log_ratio/mean", 0.2))
+    Monitor(str(path)).load_state_dict(state)
+    path.write_text(bound.format("abs_log_ratio/p99", 0.2))
+    with pytest.raises(UsageError, match="it judged abs_log_ratio/mean, this one abs_log_ratio/p99"):
+        Monitor(str(path)).load_state_dict(state)
 
 
 def test_state_in_the_middle_of_a_step_says_so() -> None:

@@ -128,6 +128,7 @@ def test_by_policy_version() -> None:
         assert close(got[f"{name}.abs_log_ratio/mean"], np.abs(x).mean())
         assert close(got[f"{name}.kl_k3/mean"], (np.exp(x) - 1 - x).mean(), rel=1e-6)
         assert close(got[f"{name}.ratio_bias/mean"], np.expm1(x).mean())
+        assert close(got[f"{name}.log_ratio/sd"], x.std())
         r = np.exp(x)
         assert close(got[f"{name}.ess_token/share"], r.sum() ** 2 / (len(r) * (r * r).sum()))
     known = version[mask & (version >= 0)]
@@ -135,6 +136,33 @@ def test_by_policy_version() -> None:
     rows = [set(v[m & (v >= 0)]) for v, m in zip(version, mask, strict=True)]
     assert close(got["mixed_version/share"], sum(len(r) > 1 for r in rows) / sum(m.any() for m in mask))
     assert close(got["lag/known"], len(known) / mask.sum())
+
+
+def test_the_first_change_of_version_in_a_reply() -> None:
+    """Counted in the reply's own tokens: what is masked (a tool's output) and unknown versions do not count."""
+    made = batch(6, rows=5, tokens=12, fill=-1.0)
+    made["mask"] = np.ones((5, 12), dtype=bool)
+    version = np.full((5, 12), 4)
+    version[1, 3:] = 5  # after 3 tokens
+    version[2, 2:] = 5
+    made["mask"][2, 1:4] = False  # after 1 token, behind a masked span
+    version[3, :3], version[3, 3:9], version[3, 9:] = -1, 4, 5  # unknown, then after 9
+    made["mask"][4], version[4, 6:] = False, 5  # nothing trained: no change
+    made["policy_version"] = version
+    got = of(made, version=5)
+    assert (got["mixed_version/first_change"], got["mixed_version/last_change"]) == (1, 9)
+    assert got["mixed_version/share"] == pytest.approx(3 / 4)
+    made["policy_version"] = np.full((5, 1), 4)
+    assert of(made, version=5)["mixed_version/first_change"] is None
+
+
+def test_versions_ahead_of_the_scorer_are_in_no_lag() -> None:
+    made = batch(6, rows=4, tokens=10, fill=-1.0)
+    made["mask"] = np.ones((4, 10), dtype=bool)
+    made["policy_version"] = np.array([7, 5, 4, 9])
+    got = of(made, version=5)
+    assert (got["lag/mean"], got["lag/max"], got["ahead/share"]) == (0.5, 1, 0.5)
+    assert got["lag_0.tokens"] == got["stale.tokens"] == 10
 
 
 def test_by_policy_version_without_the_scorers() -> None:

@@ -41,7 +41,9 @@ def test_json_lines(tmp_path: Path) -> None:
     sink.close()
     header, *rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert header["onepolicy_monitor"] == 1 and header["preset"] == "bf16"
-    assert {b["metric"] for b in header["bounds"]} == {b.metric for b in PRESET.bounds}
+    judged = {"kl_sampler_scorer_k3/mean", "abs_log_ratio/mean", "ratio_bias/mean"}
+    assert {b["metric"] for b in header["bounds"]} == judged
+    assert judged | set(header["not_covered"]) == {b.metric for b in PRESET.bounds}
     assert [r["step"] for r in rows] == [1, 2, 3]
     assert rows[0]["numbers"] == NAMES
     assert rows[1]["findings"][0]["code"] == "gap-jumped"
@@ -126,6 +128,7 @@ def test_prometheus_on_loopback() -> None:
     sink = open_sink("prometheus:0", PRESET)
     try:
         assert sink._server.server_address[0] == "127.0.0.1"
+        sink.write({**row(0), "numbers": {"lag/mean": 2.0}})  # no versions are told after that
         three(sink)
         with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -133,6 +136,7 @@ def test_prometheus_on_loopback() -> None:
         sink.close()
     assert 'onepolicy_number{name="abs_log_ratio/mean"} 0.02' in text
     assert 'onepolicy_number{name="clipped/positive"} NaN' in text
+    assert 'onepolicy_number{name="lag/mean"} NaN' in text
     assert 'onepolicy_finding{code="gap-jumped"} 0.0' in text
     assert "onepolicy_step 3.0" in text
 

@@ -10,26 +10,28 @@ from typing import Any
 
 from onepolicy.errors import UsageError
 from onepolicy.gates.bounds import Preset
+from onepolicy.monitor.judge import loop_bounds, metric_of
 from onepolicy.types import Finding
 
 FORMAT = 1
 
 
 class JsonLines:
-    """Appends to the file; a header line says which bounds are judged. A line is written whole or not at all."""
+    """Appends to the file; a header line says which bounds are judged, and which a loop cannot cover. A line is written
+    whole or not at all."""
 
     def __init__(self, target: str, preset: Preset) -> None:
         """Errors: `UsageError` for a path that cannot be written."""
         if not target:
             raise UsageError("sink jsonl has no file; wanted jsonl:PATH, as jsonl:monitor.jsonl")
         self.path = Path(target)
-        bounds = [
-            {"metric": b.metric, "otherwise": b.otherwise, "at_most": b.at_most, "absolute": b.absolute}
-            for b in preset.bounds
-        ]
+        judged, left = loop_bounds(preset)
+        bounds = [{"metric": metric_of(b), "at_most": b.at_most, "absolute": b.absolute} for b in judged]
+        header = {"onepolicy_monitor": FORMAT, "time": time.time(), "preset": preset.name, "bounds": bounds}
+        header["not_covered"] = [b.metric for b in left]
         try:
             self._file = self.path.open("ab", buffering=0)
-            self._append({"onepolicy_monitor": FORMAT, "time": time.time(), "preset": preset.name, "bounds": bounds})
+            self._append(header)
         except OSError as err:
             raise UsageError(f"sink jsonl: {target} cannot be written: {err.strerror or err}") from None
 

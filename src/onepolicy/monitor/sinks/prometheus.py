@@ -29,7 +29,7 @@ class Prometheus:
         self._number = client.Gauge("onepolicy_number", "the last judged step", ["name"], registry=registry)
         self._finding = client.Gauge("onepolicy_finding", "1 while the finding is on", ["code"], registry=registry)
         self._step = client.Gauge("onepolicy_step", "the last judged step's number", registry=registry)
-        self._on = set[str]()
+        self._on, self._names = set[str](), set[str]()
         try:
             self._server, self._thread = client.start_http_server(int(port), address or "127.0.0.1", registry)
         except (OSError, OverflowError) as err:
@@ -37,7 +37,9 @@ class Prometheus:
         self.port: int = self._server.server_port
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for name, value in row["numbers"].items():
+        self._names |= set(row["numbers"])
+        for name in self._names:  # what this step did not measure must not stand there as it was
+            value = row["numbers"].get(name)
             self._number.labels(name).set(float("nan") if value is None else value)
         now = {f.code for f in row["findings"]}
         for code in self._on | now:

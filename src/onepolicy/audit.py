@@ -1,0 +1,185 @@
+"""`audit`: a dump in, what is wrong, where and why out. Any framework's files, in constant memory, without torch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from onepolicy import pool
+from onepolicy.audited import Dump, report_of
+from onepolicy.auditing import Unreadable, Work, audit_shard, batches
+from onepolicy.errors import ContentError, MergeError, UsageError
+from onepolicy.formats.base import Shard
+from onepolicy.formats.detect import Detected, detect
+from onepolicy.formats.files import Files
+from onepolicy.on_ray import address_of, over_ray
+from onepolicy.survey import Survey
+from onepolicy.types import Report
+from onepolicy.views import VIEWS
+
+#: The side that is held against the sampler, the first of these that the dump has.
+SCORERS = ("old", "scorer", "current")
+#: Batches of a shard that are looked at to learn which sides the dump has.
+_PEEK = 2
+
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How an audit is run. `sides`: the two scorings, None: the dump's own. `on`: local, ray or ray://HOST:PORT.
+    `what_if`: replay the corrections."""
+
+    sides: tuple[str | None, str | None] = (None, None)
+    view: str = "drawn"
+    bounds: str | None = None
+    reply_length: int | None = None
+    workers: int | None = None
+    on: str = "local"
+    what_if: bool = True
+
+
+def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: Told | None = None) -> Report:
+    """The report on a dump: files, folders, globs, fsspec URLs.
+
+    Errors: `UsageError` for a path with nothing behind it, an unknown view or side; `ContentError` where no file is of
+    a known format, or none can be read.
+    """
+    choices = choices or Choices()
+    if choices.view not in VIEWS:
+        raise UsageError(f"--view: got {choices.view!r}, wanted one of {', '.join(VIEWS)}")
+    if choices.on != "local":
+        address_of(choices.on)
+    uris = tuple(str(u) for u in uris)
+    found = detect(uris, Files())
+    _require_some(found, uris)
+    names = sides_of(found.shards, choices.sides)
+    with tempfile.TemporaryDirectory(prefix="onepolicy-") as spill:
+        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, spill)
+        survey, unreadable = surveyed(found.shards, work, choices, progress)
+        if unreadable and not survey.dump.counts.get("records"):
+            raise ContentError(f"nothing can be read: {unreadable[0].why}")
+        dump = Dump(uris, _counted(found.shards), found.unclaimed, unreadable)
+        return report_of(survey, dump, choices.bounds, choices.reply_length)
+
+
+def _require_some(found: Detected, uris: Sequence[str]) -> None:
+    if found.shards:
+        return
+    if found.unclaimed:
+        path, why = found.unclaimed[0]
+        more = f" (and {len(found.unclaimed) - 1} more files)" if len(found.unclaimed) > 1 else ""
+        raise ContentError(f"no file of a known format: {path}: {why}{more}")
+    raise ContentError(f"no files in {', '.join(uris)}")
+
+
+def _counted(shards: Sequence[Shard]) -> dict[str, int]:
+    files: dict[str, set[str]] = {}
+    for shard in shards:
+        files.setdefault(shard.format, set()).update(shard.paths)
+    return {name: len(paths) for name, paths in sorted(files.items())}
+
+
+def surveyed(
+    shards: Sequence[Shard], work: Work, choices: Choices, progress: Told | None = None
+) -> tuple[Survey, list[Unreadable]]:
+    """Every shard, merged in their order. Where records differ in what they are clustered by, all are clustered by
+    sequence: a second pass."""
+    try:
+        return _merged(shards, work, choices, progress)
+    except MergeError as err:
+        if work.unit is not None or "cluster_unit" not in str(err):
+            raise
+        return _merged(shards, replace(work, unit="sequence"), choices, progress)
+
+
+def _merged(
+    shards: Sequence[Shard], work: Work, choices: Choices, progress: Told | None
+) -> tuple[Survey, list[Unreadable]]:
+    out, unreadable = Survey(work.names), list[Unreadable]()
+    for n, answer in enumerate(_in_order(_answers(shards, work, choices)), start=1):
+        if isinstance(answer, Unreadable):
+            unreadable.append(answer)
+        else:
+            out.add(answer)
+        if progress is not None:
+            progress(n, len(shards))
+    return out, unreadable
+
+
+def _answers(shards: Sequence[Shard], work: Work, choices: Choices) -> Iterator[tuple[int, Survey | Unreadable]]:
+    items = [(shard, work, i) for i, shard in enumerate(shards)]
+    if choices.on != "local":
+        return over_ray(audit_shard, items, choices.on)
+    return pool.over(audit_shard, items, choices.workers or min(pool.cores(), len(items)))
+
+
+def _in_order(answers: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+    """As they come, but in the shards' order; early ones wait."""
+    waiting: dict[int, Any] = {}
+    n = 0
+    for i, answer in answers:
+        waiting[i] = answer
+        while n in waiting:
+            yield waiting.pop(n)
+            n += 1
+
+
+# -- which sides -----------------------------------------------------------------------------------------------------
+
+
+def sides_of(
+    shards: Sequence[Shard], wanted: tuple[str | None, str | None] = (None, None)
+) -> tuple[str | None, str | None]:
+    """The two scorings that are compared: what was asked for, else the sampler and the first of `SCORERS` there is.
+
+    Errors: `UsageError` for a side that the dump does not have.
+    """
+    have = scorings(shards)
+    for name in wanted:
+        if name is not None and name not in have:
+            raise UsageError(f"no scoring {name!r} in this dump; it has {', '.join(have) or 'none'}")
+    a = wanted[0] or ("sampler" if "sampler" in have else None)
+    b = wanted[1] or next((s for s in SCORERS if s in have and s != a), None)
+    b = b or next((s for s in have if s not in (a, "reference", "current")), None)
+    return a, b
+
+
+def scorings(shards: Sequence[Shard]) -> list[str]:
+    """Names of the scorings in the dump, by its first readable shard of each format."""
+    out: dict[str, None] = {}
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.format in seen:
+            continue
+        names = _peek(shard)
+        if names is not None:
+            seen.add(shard.format)
+            out.update(dict.fromkeys(names))
+    return list(out)
+
+
+def _peek(shard: Shard) -> list[str] | None:
+    """Scorings of the shard's first records; None where it cannot be read."""
+    out: dict[str, None] = {}
+    try:
+        for read in islice(batches(shard, 1 << 14), _PEEK):
+            if read.rollouts is not None:
+                out.update(dict.fromkeys(read.rollouts.scorings))
+            for raw, _ in read.settled.aside if read.settled else ():
+                columns = getattr(raw, "columns", {})
+                out.update(dict.fromkeys(c.removesuffix("_logprobs") for c in columns if c.endswith("_logprobs")))
+    except ContentError:
+        return list(out) or None
+    return list(out)
+
+
+def _more_pairs(names: tuple[str | None, str | None]) -> tuple[tuple[str, str], ...]:
+    """Pairs whose equality says which policy a column holds."""
+    main = {names}
+    pairs = (("old", "current"), ("old", "reference"), ("sampler", "current"))
+    return tuple(p for p in pairs if p not in main)

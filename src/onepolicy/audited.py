@@ -1,0 +1,221 @@
+"""From the survey of a dump to its report: the record first, then the meaning, then the shape of the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from onepolicy import integrity, rows, whatif
+from onepolicy.auditing import Unreadable, load
+from onepolicy.codes import CODES, by_rank, finding
+from onepolicy.gates.bounds import DTYPES, default_preset
+from onepolicy.gates.bounds import load as load_preset
+from onepolicy.gates.judge import worst
+from onepolicy.integrity.base import Told
+from onepolicy.profiles import PROFILES
+from onepolicy.reduce import numeric_identity
+from onepolicy.signatures import Evidence
+from onepolicy.signatures.weigh import weigh
+from onepolicy.sums import Sums
+from onepolicy.survey import Survey, evidence_of
+from onepolicy.types import Finding, Listing, Outcome, Report, Severity
+from onepolicy.verdict import judged
+
+#: Profiles that are always shown when the dump has them; the others where their bins differ (see `_worth_showing`).
+SHOWN = ("probability", "position", "lag")
+#: Bins of a profile in a table.
+BINS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What was read, beside its numbers. `formats`: name -> files; `skipped`: (file, why) that nobody claims."""
+
+    uris: tuple[str, ...]
+    formats: Mapping[str, int]
+    skipped: Sequence[tuple[str, str]] = ()
+    unreadable: Sequence[Unreadable] = ()
+    vocab_size: int | None = None
+    decode: Any = None
+    more: Sequence[Finding] = field(default_factory=tuple)
+
+
+def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_length: int | None = None) -> Report:
+    """The report of an audit. Size alone is at most inconclusive unless `bounds` are given: a dump has no legs, so the
+    floor that its default bounds stand for is assumed."""
+    survey = replace(survey, rows=[rows.joined([*survey.rows, *(load(p) for p in survey.spilled)])], spilled=[])
+    told = Told(survey.names, dump.vocab_size, survey.fact_values())
+    seen = [*_about_files(survey, dump), *integrity.judge_all(survey.checks, told), *dump.more]
+    if survey.sums is None:
+        return _without_numbers(survey, dump, seen)
+    evidence = evidence_of(survey, [f.code for f in seen])
+    assert survey.sums is not None
+    preset, note = _preset(survey, bounds)
+    seen += note
+    report = judged(
+        survey.sums, load_preset(preset), reply_length or _median(evidence), seen, {}, _context(survey, dump)
+    )
+    causes, answers = weigh(replace(evidence, above=tuple(f.code for f in report.findings)))
+    found = [*(_assumed(f) if bounds is None else f for f in report.findings), *causes]
+    report = replace(report, findings=tuple(by_rank(_each_once(found))), outcome=worst([f.outcome for f in found]))
+    tables = (*_profiles(evidence), *_sequences(evidence), answers, *_what_if(survey, evidence, report))
+    return replace(report, listings=tables)
+
+
+def _each_once(found: Sequence[Finding]) -> list[Finding]:
+    return list({(f.code, f.message): f for f in found}.values())
+
+
+# -- files and records -----------------------------------------------------------------------------------------------
+
+
+def _about_files(survey: Survey, dump: Dump) -> list[Finding]:
+    out: list[Finding] = []
+    counts = survey.dump.counts
+    if dump.unreadable:
+        paths = [p for u in dump.unreadable for p in u.paths]
+        message = (
+            f"{len(paths)} of {len(paths) + counts.get('files', 0)} files cannot be read: {dump.unreadable[0].why}"
+        )
+        evidence = {"files": [{"paths": list(u.paths), "why": u.why} for u in dump.unreadable[:20]]}
+        out.append(finding("files-unreadable", message, origin="run", evidence=evidence, place=paths[0]))
+    if counts.get("files cut short"):
+        spots = survey.dump.spots.get("cut short", [])
+        message = f"{counts['files cut short']} files end in the middle of a record: {spots[0].what if spots else ''}"
+        places = [s.place for s in spots]
+        out.append(finding("files-unreadable", message, origin="run", evidence={"files": places}, place=places[0]))
+    if dump.skipped:
+        message = (
+            f"{len(dump.skipped)} files are of no format that is known, as {dump.skipped[0][0]}: {dump.skipped[0][1]}"
+        )
+        evidence = {"files": [list(x) for x in dump.skipped[:20]], "count": len(dump.skipped)}
+        out.append(finding("files-skipped", message, origin="run", evidence=evidence))
+    return out
+
+
+def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Report:
+    """No record has both sides: what the record shows, and what is missing."""
+    counts = survey.dump.counts
+    texts, records = counts.get("records of text only", 0), counts.get("records", 0)
+    have = ", ".join(sorted(n.removesuffix("_dtype") for n in survey.facts if n.endswith("_dtype"))) or "none"
+    if texts and texts == records:
+        message = f"{texts} records hold text only, no token-level data: token ids and log-probs were not saved"
+        missing = finding("text-only", message, origin="run")
+    else:
+        message = f"no record has log-probs of two sides; scorings in this dump: {have}"
+        missing = finding("one-side-only", message, origin="run", evidence={"scorings": have, "records": records})
+    found = by_rank([*seen, missing])
+    sums = Sums("drawn", (survey.names[0] or "sampler", survey.names[1] or "old"), "sequence", numeric_identity(), ())
+    sums.counts = {"tokens": counts.get("tokens", 0), "viewed_sequences": records}
+    return Report(
+        worst([f.outcome for f in found]), "none", tuple(found), {}, sums, {}, context=_context(survey, dump),
+    )  # fmt: skip
+
+
+def _context(survey: Survey, dump: Dump) -> dict[str, Any]:
+    audit = {"uris": list(dump.uris), "formats": dict(dump.formats), "counts": dict(survey.dump.counts)}
+    audit |= {"names": list(survey.names), "facts": survey.fact_values()}
+    return {"audit": audit, "tokens": _worst_tokens(survey, dump)}
+
+
+def _worst_tokens(survey: Survey, dump: Dump, limit: int = 5) -> list[dict[str, Any]]:
+    places = [] if survey.sums is None else survey.sums.worst.get("tokens", [])
+    out: list[dict[str, Any]] = []
+    for place in places[:limit]:
+        ids, k = survey.around.get(f"{place.record} {place.position}", ([place.token], 0))
+        texts: list[str] = [f"[{i}]" for i in ids] if dump.decode is None else dump.decode(ids)
+        out.append({
+            "record": place.record, "position": place.position, "before": "".join(texts[:k]), "token": texts[k],
+            "after": "".join(texts[k + 1 :]), "sampler": float(place.a), "scorer": float(place.b),
+        })  # fmt: skip
+    return out
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def _preset(survey: Survey, bounds: str | None) -> tuple[str, list[Finding]]:
+    """The bounds, and a note where a dtype that nobody declares was assumed."""
+    if bounds is not None:
+        return bounds, []
+    said = [survey.facts.get(f"{name}_dtype", {}) for name in survey.names]
+    dtypes = [next((d for d in DTYPES if d in values), None) for values in said]
+    if None not in dtypes:
+        return default_preset(list(dtypes)), []
+    message = "the dump does not tell the engines' dtypes: held against the bounds of bf16"
+    return "bf16", [finding("dtype-assumed", message, origin="run")]
+
+
+def _assumed(f: Finding) -> Finding:
+    """A bound that is passed by a dump's gap, without a leg to say what rounding does here: not decided."""
+    if f.outcome is not Outcome.DRIFT or "bound" not in f.evidence:
+        return f
+    message = f"{f.message}; the floor is assumed: a dump has no legs (--bounds decides)"
+    return replace(f, outcome=Outcome.INCONCLUSIVE, severity=Severity.WARN, message=message)
+
+
+def _median(evidence: Evidence) -> int:
+    n = evidence.rows["n"]
+    return max(1, int(np.median(n[n > 0]))) if (n > 0).any() else 1
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _profiles(evidence: Evidence) -> list[Listing]:
+    """The profiles that are worth a look, first those that always are."""
+    keys = [k for k in SHOWN if k in evidence.profiles]
+    keys += [k for k in PROFILES if k in evidence.profiles and k not in keys and _worth_showing(evidence, k)]
+    return [_profile(evidence, key) for key in keys]
+
+
+def _worth_showing(evidence: Evidence, key: str) -> bool:
+    """Whether some bin's mean |d| is away from the others' by more than 4 standard errors and a quarter."""
+    bins = evidence.profiles[key]
+    labels = [x for x in bins.labels() if bins.n(x) >= 50]
+    if len(labels) < 2:
+        return False
+    n = sum(bins.n(x) for x in labels)
+    mean = sum(bins.mean(x) * bins.n(x) for x in labels) / n
+    return any(abs(bins.mean(x) - mean) > max(4 * bins.std_error(x), 0.25 * mean) for x in labels)
+
+
+def _profile(evidence: Evidence, key: str) -> Listing:
+    bins = evidence.profiles[key]
+    cells = lambda x: (
+        x, f"{bins.n(x):,}", _short(bins.mean(x)), _short(bins.mean(x, "d")), _short(bins.std_error(x, "d")),
+        _short(bins.quantile(x, 0.99)), f"{100 * bins.above(x):.0f}%",
+    )  # fmt: skip
+    labels = sorted(bins.labels(), key=PROFILES[key].place_of)
+    rows_shown = tuple(cells(x) for x in labels[:BINS])
+    note = f"{len(labels) - BINS} more bins are in the JSON report" if len(labels) > BINS else ""
+    head = (PROFILES[key].title, "tokens:", "mean |d|:", "mean d:", "± s.e.:", "p99 |d|:", "d > 0:")
+    return Listing(f"Gap by {PROFILES[key].title}", head, rows_shown, note)
+
+
+def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing]:
+    """The corrections replayed; none is recommended while a finding above numerics is open."""
+    if not survey.replays.groups:
+        return []
+    above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and f.outcome is not Outcome.PASS), None)
+    steps = max(1, len(np.unique(evidence.rows["step"])))
+    return [whatif.listing(survey.replays, max(1, evidence.n // steps), evidence.sums.histograms["log_ratio"], above)]
+
+
+def _sequences(evidence: Evidence) -> list[Listing]:
+    """The sequences with the largest summed gap."""
+    places = evidence.sums.worst.get("sequences", [])[:5]
+    if not places:
+        return []
+    body = tuple(
+        (p.record, f"{p.position:,}", _short(float(p.b) - float(p.a)), _short((float(p.b) - float(p.a)) / p.position))
+        for p in places
+    )
+    return [Listing("Worst sequences", ("record", "tokens:", "sum of d:", "mean d:"), body)]
+
+
+def _short(x: float) -> str:
+    return "–" if x != x else f"{x:.3g}"

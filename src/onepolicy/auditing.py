@@ -1,0 +1,181 @@
+"""One shard of a dump, surveyed: what every worker runs, in this process, in a pool or on Ray."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onepolicy.errors import ContentError
+from onepolicy.formats import FORMATS
+from onepolicy.formats.base import BrokenRecord, RawRecord, Shard, TextRecord
+from onepolicy.formats.files import Files
+from onepolicy.formats.settle import Settled, settle
+from onepolicy.rollouts import Rollouts
+from onepolicy.rows import Rows
+from onepolicy.survey import Survey, survey_of
+
+#: Tokens that are surveyed at a time: bounds memory.
+BATCH_TOKENS = 1 << 18
+#: Broken records kept before a batch is closed although it has few tokens.
+BATCH_RECORDS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is asked of every shard. `unit`: cluster by it, None: the coarsest that the records have."""
+
+    names: tuple[str | None, str | None]
+    view: str = "drawn"
+    more_pairs: tuple[tuple[str, str], ...] = ()
+    unit: str | None = None
+    replays: bool = True
+    spill: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Files of which nothing could be read, and why, in one line."""
+
+    paths: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Some records of a shard. `rollouts` None: none of them fits its tokens. `texts`: records without token ids."""
+
+    rollouts: Rollouts | None
+    places: tuple[str, ...]
+    settled: Settled | None = None
+    texts: tuple[TextRecord, ...] = ()
+
+
+def whole_columns(shard: Shard, max_tokens: int = BATCH_TOKENS) -> Iterator[Read] | None:
+    """The shard by whole columns, for a format and file that can be read so; None for others. It is strict: at the
+    first record that breaks the contract it raises `ContentError`, and `batches` tells what can be told."""
+    module: Any = importlib.import_module(FORMATS[shard.format])
+    if not hasattr(module, "rollouts") or not module.is_parquet(shard, Files()):
+        return None
+    return (Read(x, _places(shard, len(x))) for x in module.rollouts(shard, Files(), max_tokens))
+
+
+def batches(shard: Shard, max_tokens: int = BATCH_TOKENS) -> Iterator[Read]:
+    """The shard's sequences, record by record, about `max_tokens` tokens at a time.
+
+    Errors: `ContentError` for a file that cannot be read (what came before it has been given).
+    """
+    held: list[RawRecord | BrokenRecord] = []
+    texts: list[TextRecord] = []
+    n_tokens = 0
+    for item in importlib.import_module(FORMATS[shard.format]).read(shard, Files()):
+        if isinstance(item, TextRecord):
+            texts.append(item)
+        else:
+            held.append(item)
+            n_tokens += len(item.token_ids) if isinstance(item, RawRecord) else 0
+        if n_tokens >= max_tokens or len(held) + len(texts) >= BATCH_RECORDS:
+            yield _settled(held, texts)
+            held, texts, n_tokens = [], [], 0
+    if held or texts:
+        yield _settled(held, texts)
+
+
+def _places(shard: Shard, n: int) -> tuple[str, ...]:
+    return (os.path.basename(shard.paths[0]),) * n
+
+
+def _settled(held: Sequence[RawRecord | BrokenRecord], texts: Sequence[TextRecord]) -> Read:
+    settled = settle(held)
+    return Read(settled.rollouts, settled.places, settled, tuple(texts))
+
+
+def audit_shard(shard: Shard, work: Work, number: int = 0) -> Survey | Unreadable:
+    """The survey of one shard; the rows go to a file of `work.spill`, where that is given.
+
+    A file that ends in the middle keeps what came before and is counted.
+    """
+    out = _by_columns(shard, work) or _by_records(shard, work)
+    if isinstance(out, Unreadable):
+        return out
+    out.dump.count("files", len(shard.paths) if not shard.start else 0)
+    if work.spill is not None and out.rows:
+        out.spilled = [spill(out.rows, os.path.join(work.spill, f"rows-{number:06d}.parquet"))]
+        out.rows = []
+    return out
+
+
+def _by_columns(shard: Shard, work: Work) -> Survey | None:
+    """None where that way is not open, or a record breaks the contract: then every record is looked at by itself."""
+    out = Survey(work.names)
+    try:
+        reads = whole_columns(shard)
+        if reads is None:
+            return None
+        for read in reads:
+            out.add(_surveyed(read, work))
+    except ContentError:
+        return None
+    return out
+
+
+def _by_records(shard: Shard, work: Work) -> Survey | Unreadable:
+    out = Survey(work.names)
+    try:
+        for read in batches(shard):
+            out.add(_surveyed(read, work))
+    except ContentError as err:
+        if not out.dump.counts.get("records"):
+            return Unreadable(shard.paths, str(err))
+        out.dump.count("files cut short", 1)
+        out.dump.spot("cut short", _spots(shard, str(err)))
+    return out
+
+
+def _spots(shard: Shard, why: str) -> Any:
+    from onepolicy.counted import Spot
+
+    return [Spot(os.path.basename(shard.paths[0]), -1, why, shard.paths[0])]
+
+
+def _surveyed(read: Read, work: Work) -> Survey:
+    rollouts = read.rollouts
+    if rollouts is not None and work.unit == "sequence":
+        kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
+        rollouts = replace(rollouts, records=kept)
+    out = survey_of(
+        rollouts, work.names, settled=read.settled, places=read.places, view=work.view, more_pairs=work.more_pairs,
+        replays=work.replays,
+    )  # fmt: skip
+    if read.texts:
+        out.dump.count("records", len(read.texts))
+        out.dump.count("records of text only", len(read.texts))
+    return out
+
+
+def spill(parts: Sequence[Rows], path: str) -> str:
+    """Rows to a Parquet file; its path."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = np.concatenate(list(parts))
+    table = pa.table({name: rows[name] for name in rows.dtype.names or ()})
+    pq.write_table(table, path)  # pyright: ignore[reportUnknownMemberType]
+    return path
+
+
+def load(path: str) -> Rows:
+    """The rows that `spill` wrote."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from onepolicy.rows import dtype
+
+    table: Any = pq.read_table(path)  # pyright: ignore[reportUnknownMemberType]
+    out = np.zeros(table.num_rows, dtype())
+    for name in table.column_names:
+        out[name] = table.column(name).to_numpy()
+    return out

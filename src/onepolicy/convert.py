@@ -1,0 +1,139 @@
+"""`convert`: a dump of any format as one canonical file. What does not fit its tokens is left out, and named."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onepolicy import storage
+from onepolicy.auditing import batches
+from onepolicy.errors import ContentError, UsageError
+from onepolicy.formats.detect import detect
+from onepolicy.formats.files import Files
+from onepolicy.rollouts import Rollouts
+
+Told = Callable[[int, int], None]
+#: Why records were left out, of which so many are named.
+NAMED = 8
+
+
+@dataclass(slots=True)
+class Converted:
+    """What became of a dump: records and tokens written, and what was left out, with the first reasons."""
+
+    records: int = 0
+    tokens: int = 0
+    left_out: int = 0
+    texts: int = 0
+    reasons: list[str] = field(default_factory=list[str])
+    unreadable: list[str] = field(default_factory=list[str])
+    scorings: tuple[str, ...] = ()
+
+    def leave(self, why: str) -> None:
+        self.left_out += 1
+        if len(self.reasons) < NAMED:
+            self.reasons.append(why)
+
+
+def convert(
+    uris: Iterable[str | Path], output: Path, progress: Told | None = None, overwrite: bool = False
+) -> Converted:
+    """Reads a dump and writes one Parquet or JSON lines file, in the dump's order, in memory of one batch.
+
+    Errors: `UsageError` for an output that exists (unless `overwrite`) or of another kind; `ContentError` where nothing
+    of the dump fits its tokens.
+    """
+    _require_output(output, overwrite)
+    found = detect(tuple(map(str, uris)), Files())
+    if not found.shards:
+        path, why = found.unclaimed[0] if found.unclaimed else ("", "no files")
+        raise ContentError(f"no file of a known format: {path}: {why}")
+    out = Converted()
+    with tempfile.TemporaryDirectory(prefix=".onepolicy-", dir=output.resolve().parent) as folder:
+        parts: list[Path] = []
+        for n, shard in enumerate(found.shards, start=1):
+            try:
+                for read in batches(shard):
+                    _take(out, read, parts, Path(folder))
+            except ContentError as err:
+                out.unreadable.append(str(err))
+            if progress is not None:
+                progress(n, len(found.shards))
+        if not parts:
+            why = [*out.reasons, *out.unreadable, "text only: no token ids" if out.texts else "no records"][0]
+            raise ContentError(f"nothing to write: {why}")
+        _join(parts, output)
+    return out
+
+
+def _require_output(output: Path, overwrite: bool) -> None:
+    if output.suffix.lower() not in storage.FORMATS:
+        raise UsageError(
+            f"output {output}: got the suffix {output.suffix!r}, wanted one of {', '.join(storage.FORMATS)}"
+        )
+    if output.exists() and not overwrite:
+        raise UsageError(f"output {output} exists; --overwrite replaces it")
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"output {output}: {output.parent} is not a folder")
+
+
+def _take(out: Converted, read: Any, parts: list[Path], folder: Path) -> None:
+    out.texts += len(read.texts)
+    for _, faults in read.settled.aside if read.settled else ():
+        f = faults[0]
+        what = f.why or f"{f.column}: got {f.got} values, wanted {f.wanted}"
+        out.leave(f"{f.place}: {what}")
+    rollouts: Rollouts | None = read.rollouts
+    if rollouts is None:
+        return
+    out.records, out.tokens = out.records + len(rollouts), out.tokens + rollouts.n_tokens
+    out.scorings = tuple(dict.fromkeys((*out.scorings, *rollouts.scorings)))
+    parts.append(folder / f"{len(parts):06d}.parquet")
+    storage.write(rollouts, parts[-1])
+
+
+def _join(parts: Sequence[Path], output: Path) -> None:
+    """One file of all parts. A column that a part lacks is null there."""
+    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp{output.suffix}")
+    try:
+        if output.suffix.lower() == ".parquet":
+            _join_parquet(parts, temporary)
+        else:
+            _join_lines(parts, temporary)
+        os.replace(temporary, output)
+    except OSError as err:
+        raise UsageError(f"cannot write {output}: {err.strerror or err}") from err
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _join_parquet(parts: Sequence[Path], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schemas = [pq.read_schema(p) for p in parts]  # pyright: ignore[reportUnknownMemberType]
+    fields = pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schemas[0].metadata)
+    with pq.ParquetWriter(path, fields, compression="zstd", write_page_checksum=True) as writer:
+        for part in parts:
+            table: Any = pq.read_table(part)  # pyright: ignore[reportUnknownMemberType]
+            for name in fields.names:
+                if name not in table.column_names:
+                    table = table.append_column(name, pa.nulls(table.num_rows, fields.field(name).type))
+            writer.write_table(table.select(fields.names).cast(fields))
+
+
+def _join_lines(parts: Sequence[Path], path: Path) -> None:
+    from onepolicy.records import to_records
+    from onepolicy.values import json_text
+
+    with path.open("w", encoding="utf-8") as file:
+        for n, part in enumerate(parts):
+            for record in to_records(storage.read(part)):
+                if n:
+                    record.pop("scorings", None)
+                file.write(json_text("record", record) + "\n")

@@ -1,0 +1,259 @@
+"""Which definition reproduces a number that a dump or a dashboard reports.
+
+Under one name frameworks log k1 of either sign, k3 of either direction, means over tokens, over sequences or over
+padding, before and after truncation, of old or of current. All of these are computed of the same data, and those that
+come to the reported number are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onepolicy.dialects import key_of
+from onepolicy.dialects.accumulate import Accumulator
+from onepolicy.dialects.key import Dialect, Key, Part, Term, dialect
+from onepolicy.dialects.means import (
+    WIDTH,
+    S,
+    by_sequence,
+    divide,
+    exp,
+    greatest,
+    k3,
+    pearson,
+    sequence_mean,
+    token_mean,
+)
+from onepolicy.dialects.view import View
+from onepolicy.errors import UsageError
+
+#: Relative difference up to which a number is reproduced. A dashboard's float32 sums are within 1e-5.
+TOLERANCE = 1e-4
+#: A number of this size says nothing about its definition: with equal engines every divergence is 0.
+NOTHING = 1e-12
+#: Caps of the ratio that frameworks have as defaults or presets.
+CAPS = (1.2, 2.0, 3.0, 5.0, 8.0, 10.0)
+BANDS = ((0.5, 2.0), (0.5, 5.0), (0.8, 1.2))
+
+
+def _cap(c: float) -> Term:
+    return lambda v, o: np.minimum(exp(v.d), c)
+
+
+def _band(low: float, high: float) -> Term:
+    def term(v: View, o: Any) -> Any:
+        r = exp(v.d)
+        return np.where((r >= low) & (r <= high), r, 0.0)
+
+    return term
+
+
+#: name -> (what a token's value is, our metric of its token mean, the value): averaged in each of `_AVERAGES`
+TERMS: dict[str, tuple[str, str, Term]] = {
+    "k1": ("k1, -d", "kl_sampler_scorer_k1/mean", lambda v, o: -v.d),
+    "k1_opposite": ("d, the opposite sign of k1", "log_ratio/mean", lambda v, o: v.d),
+    "k2": ("k2, d^2 / 2", "kl_sampler_scorer_k2/mean", lambda v, o: v.d**2 / 2),
+    "k3": ("k3, e^d - 1 - d", "kl_sampler_scorer_k3/mean", lambda v, o: k3(v.d)),
+    "k3_swapped": ("k3 the other way round, e^-d - 1 + d, without a weight", "", lambda v, o: k3(-v.d)),
+    "k3_weighted": (
+        "the other direction with its weight, 1 - r + r d",
+        "kl_scorer_sampler_weighted/mean",
+        lambda v, o: 1 - exp(v.d) + exp(v.d) * v.d,
+    ),
+    "k3_clamped": ("k3 clamped to at most 10", "", lambda v, o: np.minimum(k3(v.d), 10.0)),
+    "k3_input_clamped": ("k3 of d clamped to +-20", "", lambda v, o: k3(np.clip(v.d, -20, 20))),
+    "k1_weighted_by_p": ("-d weighted by p_sampler", "", lambda v, o: -v.d * exp(v.sampler)),
+    "abs": ("|d|", "abs_log_ratio/mean", lambda v, o: np.abs(v.d)),
+    "mult_error": ("e^|d|", "mult_prob_error/mean", lambda v, o: exp(np.abs(v.d))),
+    "prob_abs": ("|p_scorer - p_sampler|", "prob_abs_diff/mean", lambda v, o: np.abs(exp(v.scorer) - exp(v.sampler))),
+    "prob_diff": ("p_scorer - p_sampler", "prob_diff/mean", lambda v, o: exp(v.scorer) - exp(v.sampler)),
+    "prob_opposite": ("p_sampler - p_scorer", "", lambda v, o: exp(v.sampler) - exp(v.scorer)),
+    "ratio": ("the ratio r", "ratio/mean", lambda v, o: exp(v.d)),
+    "ratio_inverse": ("1 / r, sampler over scorer", "", lambda v, o: exp(-v.d)),
+    "ratio_gap": ("|r - 1|", "", lambda v, o: np.abs(exp(v.d) - 1)),
+    "chi2": ("r^2 - 1", "chi2_token/mean", lambda v, o: exp(2 * v.d) - 1),
+    **{f"ratio_capped_{c:g}": (f"r after truncation at {c:g}", "", _cap(c)) for c in CAPS},
+    **{f"ratio_band_{a:g}_{b:g}": (f"r, 0 outside {a:g} to {b:g}", "", _band(a, b)) for a, b in BANDS},
+    "surprisal_sampler": ("-log p_sampler", "", lambda v, o: -v.sampler),
+    "surprisal_scorer": ("-log p_scorer", "", lambda v, o: -v.scorer),
+}
+_AVERAGES = {
+    "token": "mean over tokens",
+    "sequence": "mean over sequences of the sequence's mean",
+    "padded": "mean over the padded batch, zeros included",
+}
+
+
+def _padded(name: str, says: str, term: Term, **more: Any) -> Key:
+    parts = (Part(f"sum {name}", "sum", term), S, WIDTH)
+    return Key(name, says, parts, lambda o, x, s, width: divide(x, s * width), **more)
+
+
+_MAKE = {"token": token_mean, "sequence": by_sequence, "padded": _padded}
+
+
+def _keys() -> Iterator[Key]:
+    for name, (what, ours, term) in TERMS.items():
+        for average, how in _AVERAGES.items():
+            says = f"{what}; {how}"
+            yield _MAKE[average](f"{name}/{average}", says, term, ours=ours if average == "token" else "")
+    whole: dict[str, tuple[str, str, Term]] = {
+        "ratio/product": ("e^D, the product of a sequence's ratios", "", lambda v, o: exp(v.sums(v.d))),
+        "ratio/geometric": ("e^(D / T)", "geometric_ratio/mean", lambda v, o: exp(v.means(v.d))),
+        "ratio_inverse/geometric": ("e^(-D / T)", "ppl_ratio/mean", lambda v, o: exp(-v.means(v.d))),
+        "chi2/product": ("e^(2 D) - 1", "chi2_sequence_product/mean", lambda v, o: exp(2 * v.sums(v.d)) - 1),
+        "chi2/geometric": ("e^(2 D / T) - 1", "chi2_sequence_geometric/mean", lambda v, o: exp(2 * v.means(v.d)) - 1),
+        "ppl_sampler/sequence": ("exp(-mean log p_sampler)", "ppl_sampler/mean", lambda v, o: exp(-v.means(v.sampler))),
+        "ppl_scorer/sequence": ("exp(-mean log p_scorer)", "ppl_scorer/mean", lambda v, o: exp(-v.means(v.scorer))),
+    }
+    for name, (what, ours, term) in whole.items():
+        yield sequence_mean(name, f"{what}; mean over sequences", term, ours=ours)
+    yield greatest("abs/max", "the greatest |d|", lambda v, o: np.abs(v.d), ours="abs_log_ratio/max")
+    yield greatest("ratio/max", "the greatest r", lambda v, o: exp(v.d), ours="ratio/max")
+    yield greatest(
+        "prob_abs/max", "the greatest |p - q| of probabilities", TERMS["prob_abs"][2], ours="prob_abs_diff/max"
+    )
+    yield pearson("prob_pearson/r", "Pearson correlation of the probabilities", ours="prob_pearson/r")
+
+
+DEFINITIONS: Dialect = dialect(
+    "definitions", "definitions", scorer="old", read="", checked="tests/unit/dialects", keys=list(_keys())
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A definition that comes to a reported number. `as_named`: it is the one that the key's name stands for.
+
+    `mask`: `trained`, or `reply` where masked tokens are in; `policy`: the scorer, old or current; `relative`: by how
+    much `value` differs from `reported`.
+    """
+
+    key: str
+    reported: float
+    value: float
+    definition: str
+    says: str
+    mask: str
+    policy: str
+    as_named: bool
+
+    @property
+    def relative(self) -> float:
+        return _relative(self.value, self.reported)
+
+
+@dataclass
+class Meanings:
+    """Every definition of a dump's data, shard by shard. `dialect`: whose keys are reported, if that is known."""
+
+    dialect: str | None = None
+    options: Mapping[str, Any] | None = None
+    _sums: dict[tuple[str, str], Accumulator] = field(default_factory=dict[tuple[str, str], Accumulator])
+    _named: Accumulator | None = None
+
+    def add(self, view: View, whole: View | None = None, step: int | None = None) -> None:
+        """A batch: the tokens that are trained on, and `whole`, all of the replies' tokens."""
+        for mask, tokens in (("trained", view), ("reply", whole)):
+            for policy in ("old", "current") if tokens is not None else ():
+                if tokens is not None and tokens.has(policy):
+                    self._of(mask, policy).add(tokens, step)
+        if self.dialect is not None:
+            self._named = self._named or Accumulator(self.dialect, self.options)
+            self._named.add(view, step)
+
+    def _of(self, mask: str, policy: str) -> Accumulator:
+        if (mask, policy) not in self._sums:
+            self._sums[mask, policy] = Accumulator(DEFINITIONS, {"scorer": policy, "precision": "float64"})
+        return self._sums[mask, policy]
+
+    def merge(self, other: Meanings) -> None:
+        """Add the other's sums. Errors: `MergeError`."""
+        for (mask, policy), sums in other._sums.items():
+            self._of(mask, policy).merge(sums)
+        if other._named is not None:
+            self._named = self._named or Accumulator(other._named.dialect, other._named.options)
+            self._named.merge(other._named)
+
+    def matches(
+        self, reported: Mapping[str, float | None], step: int | None = None, tolerance: float = TOLERANCE
+    ) -> dict[str, list[Match]]:
+        """key -> the definitions that come to its number, the one it is named for first; of `step`, else of all steps.
+
+        A key without a number, or whose number is 0, has only the definition it is named for, if that fits.
+        Errors: `UsageError` for a tolerance below 0.
+        """
+        if not tolerance >= 0:
+            raise UsageError(f"tolerance {tolerance}: wanted 0 or more")
+        values = list(self._values(step))
+        named = {} if self._named is None else _at(self._named, step)
+        return {k: self._match(k, x, values, named, tolerance) for k, x in reported.items() if x is not None}
+
+    def _values(self, step: int | None) -> Iterator[tuple[Key, str, str, float]]:
+        for (mask, policy), sums in self._sums.items():
+            for key, value in _at(sums, step).items():
+                if value is not None and np.isfinite(value):
+                    yield DEFINITIONS.keys[key], mask, policy, value
+
+    def _match(
+        self,
+        name: str,
+        reported: float,
+        values: list[tuple[Key, str, str, float]],
+        named: Mapping[str, float | None],
+        tolerance: float,
+    ) -> list[Match]:
+        mine, ours = self._meant(name)
+        out: list[Match] = []
+        meant = None if mine is None else named.get(mine.name)
+        if mine is not None and meant is not None and _relative(meant, reported) <= tolerance:
+            policy = self._named.options["scorer"] if self._named is not None else ""
+            out.append(Match(name, reported, meant, mine.name, mine.says, "trained", policy, True))
+        for key, mask, policy, value in values:
+            is_meant = mine is None and bool(ours) and key.ours == ours and (mask, policy) == ("trained", "old")
+            if _relative(value, reported) <= tolerance and (is_meant or abs(reported) > NOTHING):
+                out.append(Match(name, reported, value, key.name, key.says, mask, policy, is_meant))
+        return sorted(out, key=lambda m: (not m.as_named, m.mask != "trained", m.policy != "old", m.relative))
+
+    def _meant(self, name: str) -> tuple[Key | None, str]:
+        """(the dialect's key, or none; our metric's key) that the name stands for."""
+        whose, _, bare = name.partition(":")
+        if self._named is not None:
+            bare = bare if whose == self._named.dialect.name and bare else name
+            if bare in self._named.dialect.names:
+                return self._named.dialect.key(bare), ""
+        found = key_of(name)
+        return None, found[1].ours if found is not None and found[1].same else name
+
+
+def definition_matches(
+    reported: Mapping[str, float | None],
+    view: View,
+    *,
+    whole: View | None = None,
+    dialect: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    tolerance: float = TOLERANCE,
+) -> dict[str, list[Match]]:
+    """For each reported number the definitions that reproduce it to `tolerance`, relative; see `Meanings.matches`.
+
+    `view`: the tokens that are trained on; `whole`: all tokens of the replies (`View.of(rollouts, "reply")`), which
+    tells a mask that was forgotten. `dialect`, `options`: as which framework's key a name is read. Keys with a
+    `dialect:` before them, and our own metrics' keys, are read as such anyway.
+    """
+    meanings = Meanings(dialect, options)
+    meanings.add(view, whole)
+    return meanings.matches(reported, tolerance=tolerance)
+
+
+def _at(sums: Accumulator, step: int | None) -> dict[str, float | None]:
+    return {row.key.name: row.whole if step is None else row.steps.get(step) for row in sums.rows()}
+
+
+def _relative(x: float, y: float) -> float:
+    """|x - y| over the greater of the two sizes; 0 for equal numbers."""
+    return abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0

@@ -1,0 +1,132 @@
+"""ROLL: ratios and probability differences at four levels, and the pass rates of its filters.
+
+Source: roll/utils/train_infer_corrections.py. Levels: token; geometric (mean of d); sequence (sum of d); segment (mean
+over an unbroken run of trained tokens).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onepolicy.dialects.key import Key, Option, Options, dialect
+from onepolicy.dialects.means import FILLED, exp, mean, ones, token_mean
+from onepolicy.dialects.view import View
+
+LEVELS = ("token", "geometric", "sequence", "segment")
+_SPREAD = {
+    "token": lambda v, x: x,
+    "geometric": lambda v, x: v.spread(v.means(x)),
+    "sequence": lambda v, x: v.spread(v.sums(x)),
+    "segment": lambda v, x: v.run_means(x),
+}
+
+
+def _ratio(v: View, level: str) -> Any:
+    """`[N]`, not clamped: may be infinite."""
+    return exp(_SPREAD[level](v, v.d))
+
+
+def _diff(v: View, level: str) -> Any:
+    """`[N]` p_scorer - p_sampler, signed."""
+    return _SPREAD[level](v, exp(v.scorer) - exp(v.sampler))
+
+
+def _passes(v: View, o: Options, what: str, level: str) -> Any:
+    x = _ratio(v, level) if what == "ratio" else _diff(v, level)
+    return (x >= o[f"{what}_low"]) & (x <= o[f"{what}_high"])
+
+
+def _final(v: View, o: Options) -> Any:
+    out = np.ones(len(v.sampler), dtype=bool)
+    for what in ("ratio", "diff"):
+        if o[f"{what}_enabled"]:
+            out &= _passes(v, o, what, o["agg_type"])
+    return ones(out)
+
+
+def _values(level: str) -> list[Key]:
+    token = level == "token"
+    per = lambda x: lambda v, o: v.means(x(v, level))[v.filled]
+    note = "mean over sequences of the sequence mean"
+    return [
+        mean(
+            f"actor/train_infer_ratio_{level}_mean",
+            f"mean of r at the level of the {level}",
+            per(_ratio),
+            FILLED,
+            direction="scorer over sampler",
+            quirks=f"{note}; not clamped, so it may be infinite",
+            ours="ratio/mean" if token else "geometric_ratio/mean" if level == "geometric" else "",
+            same=level == "geometric",
+            also=(f"actor/train_infer_ratio_{level}_mean@sum",),
+        ),
+        mean(
+            f"actor/train_infer_diff_{level}_mean",
+            f"mean of p_scorer - p_sampler at the level of the {level}",
+            per(_diff),
+            FILLED,
+            direction="scorer - sampler, in probabilities",
+            quirks=f"{note}; signed, of probabilities"
+            + ("; a sum, not a mean, over the sequence" * (level == "sequence")),
+            ours="prob_diff/mean" if token else "",
+            also=(f"actor/train_infer_diff_{level}_mean@sum",),
+        ),
+    ]
+
+
+def _rates(level: str) -> list[Key]:
+    return [
+        token_mean(
+            f"actor/train_infer_{level}_{what}_mask_mean",
+            f"share of tokens whose {what} at the level of the {level} is inside the bounds",
+            lambda v, o, what=what: ones(_passes(v, o, what, level)),
+            direction="scorer over sampler",
+            quirks="a PASS rate: 1 is healthy; other frameworks log what is dropped",
+            when=lambda o, what=what: o["agg_type"] == level and o[f"{what}_enabled"],
+            also=(f"actor/train_infer_{level}_{what}_mask_mean@sum",),
+        )
+        for what in ("ratio", "diff")
+    ]
+
+
+ROLL = dialect(
+    "roll",
+    "ROLL",
+    scorer="old",
+    read="main 8eb27cc, 2026-08-19",
+    checked="by hand, after the published formulas",
+    keys=[
+        *(key for level in LEVELS for key in _values(level)),
+        *(key for level in LEVELS for key in _rates(level)),
+        token_mean(
+            "actor/train_infer_final_mask_mean",
+            "share of tokens that pass every filter",
+            _final,
+            quirks="a PASS rate",
+            when=lambda o: o["ratio_enabled"] or o["diff_enabled"],
+        ),
+        token_mean(
+            "actor/is_weight_clipfrac",
+            "share of tokens whose weight is above upper_bound",
+            lambda v, o: ones(_ratio(v, o["weight_type"]) > o["upper_bound"]),
+            direction="scorer over sampler",
+            when=lambda o: o["is_weight"],
+            also=("actor/is_weight_clipfrac@sum",),
+        ),
+    ],
+    options={
+        "is_weight": Option(False, "importance weights on", "bool"),
+        "weight_type": Option("token", "their level", "word", LEVELS),
+        "upper_bound": Option(1.2, "their cap"),
+        "agg_type": Option("token", "level of the filter", "word", LEVELS),
+        "ratio_enabled": Option(False, "a filter of ratios", "bool"),
+        "ratio_low": Option(0.8, "its lower bound"),
+        "ratio_high": Option(1.2, "its upper bound"),
+        "diff_enabled": Option(False, "a filter of probability differences", "bool"),
+        "diff_low": Option(-0.2, "its lower bound"),
+        "diff_high": Option(0.2, "its upper bound"),
+    },
+    note="One filter; of several, each has the keys of its level, and the final rate is of all of them.",
+)

@@ -1,0 +1,290 @@
+"""slime and miles: `train/*` of the policy loss and of the MIS helper.
+
+Source: slime/backends/megatron_utils/loss.py, slime/utils/ppo_utils.py,
+examples/train_infer_mismatch_helper/mis.py; miles/backends/training_utils/loss.py. Each number is the mean over all
+sequences of the sequence's token mean (0 without tokens), or with per-token loss the mean over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onepolicy.dialects.key import Key, Option, Options, Part, Term, dialect
+from onepolicy.dialects.means import clamped, divide, exp, k3, ones
+from onepolicy.dialects.view import View
+
+BOUND = 20.0
+_MEAN = "mean over sequences of the sequence mean"
+
+
+def reduced(name: str, says: str, term: Term, *, quirks: str = "", **more: Any) -> Key:
+    """`term` `[N]` under slime's reducer."""
+    per_token = lambda o: o["calculate_per_token_loss"]
+    part = Part(f"sum {name}", "sum", lambda v, o: term(v, o) if per_token(o) else v.means(_float(term(v, o))))
+    count = Part("samples", "sum", lambda v, o: np.array([len(v.sampler) if per_token(o) else len(v.lengths)]))
+    said = "; ".join(x for x in (_MEAN, quirks) if x)
+    also = (name.removeprefix("train/"), *more.pop("also", ()))
+    return Key(name, says, (part, count), lambda o, x, n: divide(x, n), quirks=said, also=also, **more)
+
+
+def _float(x: Any) -> Any:
+    return x if x.dtype.kind == "f" else x.astype(np.float64)
+
+
+def _on(option: str) -> Callable[[Options], bool]:
+    return lambda o: o[option] not in (None, False)
+
+
+def _tis(v: View, o: Options) -> Any:
+    return exp(v.d)
+
+
+def _tis_changed(v: View, o: Options) -> Any:
+    r = _tis(v, o)
+    return ones(~((r >= o["tis_clip_low"]) & (r <= o["tis_clip"])))
+
+
+def _opsm(v: View, o: Options) -> Any:
+    return ones((v.advantages < 0) & (v.spread(v.means(-v.update)) > o["opsm_delta"]))
+
+
+def _mis_log_ratio(v: View, o: Options) -> Any:
+    """`[N]` at the level of the weights."""
+    if o["tis_level"] == "token":
+        return v.d
+    return v.spread(v.sums(v.d) if o["tis_level"] == "sequence" else v.means(v.d))
+
+
+def _mis_raw(v: View, o: Options) -> Any:
+    return exp(clamped(_mis_log_ratio(v, o), BOUND))
+
+
+def _mis_bounds(o: Options) -> tuple[float, float]:
+    high = o["tis_upper_bound"]
+    return (1 / high if o["tis_lower_bound"] is None else o["tis_lower_bound"]), high
+
+
+def _mis_weight(v: View, o: Options) -> Any:
+    raw, (low, high) = _mis_raw(v, o), _mis_bounds(o)
+    if o["tis_mode"] == "mask":
+        return raw
+    return np.clip(raw, 0.0 if o["tis_mode"] == "truncate" else low, high)
+
+
+def _mis_outside(high: bool) -> Term:
+    return lambda v, o: ones(_mis_raw(v, o) > _mis_bounds(o)[1] if high else _mis_raw(v, o) < _mis_bounds(o)[0])
+
+
+def _mode(mode: str) -> Callable[[Options], bool]:
+    return lambda o: o["mismatch_metrics"] and o["tis_mode"] == mode
+
+
+def _mean_of(side: str) -> Term:
+    return lambda v, o: v.spread(v.means(getattr(v, side)))
+
+
+def _log_ppl_diff(v: View, o: Options) -> Any:
+    return v.spread(v.means(v.sampler) - v.means(v.scorer))
+
+
+def _catastrophic(v: View, o: Options) -> Any:
+    return ones(v.d < np.log(o["rs_veto_threshold"]))
+
+
+def _final(how: str) -> Term:
+    def term(v: View, o: Options) -> Any:
+        w = _mis_weight(v, o)
+        if how == "mean":
+            return v.spread(v.means(w))
+        out = np.zeros(len(v.lengths), dtype=w.dtype)
+        out[v.filled] = v.greatest(w) if how == "max" else -v.greatest(-w)
+        return v.spread(out)
+
+    return term
+
+
+_MIS: dict[str, Any] = {"when": _on("mismatch_metrics")}
+_SAMPLER_SCORER = "KL(sampler || scorer)"
+
+
+def keys(abs_diff: Term, extra: tuple[Key, ...] = ()) -> list[Key]:
+    """The keys that slime and miles share; `abs_diff` is what each makes of |d|."""
+    return [
+        reduced(
+            "train/train_rollout_logprob_abs_diff",
+            "|d| of a token",
+            abs_diff,
+            direction="none",
+            quirks="with --use-rollout-logprobs the scorer is the current policy: scorer=current",
+            ours="abs_log_ratio/mean",
+        ),
+        *extra,
+        reduced(
+            "train/ois",
+            "e^(log p_current - log p_old) of a token",
+            lambda v, o: exp(v.update),
+            needs=("current", "old"),
+            direction="current over old: the update, not the engines",
+            when=_on("use_tis"),
+        ),
+        reduced(
+            "train/tis",
+            "r of a token",
+            _tis,
+            direction="scorer over sampler",
+            quirks="raw",
+            ours="ratio/mean",
+            when=_on("use_tis"),
+        ),
+        reduced(
+            "train/tis_clipfrac",
+            "1 where r is outside tis_clip_low to tis_clip",
+            _tis_changed,
+            direction="scorer over sampler",
+            when=_on("use_tis"),
+        ),
+        reduced(
+            "train/tis_abs",
+            "|r - 1| of a token",
+            lambda v, o: np.abs(_tis(v, o) - 1),
+            direction="none",
+            when=_on("use_tis"),
+        ),
+        Key(
+            "train/opsm_clipfrac",
+            "share of a sequence's tokens with A < 0 where mean(log p_old - log p_current) > opsm_delta",
+            (
+                Part("sum opsm", "sum", lambda v, o: v.means(_opsm(v, o))),
+                Part("sequences", "sum", lambda v, o: np.array([len(v.lengths)])),
+            ),
+            lambda o, x, n: divide(x, n),
+            needs=("current", "old", "advantages"),
+            direction="old over current: staleness, not the engines",
+            quirks="a sum over sequences, which the log divides by their number; log-probs of the scorer only",
+            when=_on("use_opsm"),
+            also=("opsm_clipfrac",),
+        ),
+        *_mis_keys(),
+    ]
+
+
+def _mis_keys() -> list[Key]:
+    mis = lambda name, says, term, **more: reduced(f"train/mis_{name}", says, term, **{**_MIS, **more})
+    return [
+        mis("training_log_ppl", "-mean log p_scorer of the sequence", lambda v, o: -_mean_of("scorer")(v, o)),
+        mis(
+            "training_ppl",
+            "exp(-mean log p_scorer) of the sequence",
+            lambda v, o: exp(-_mean_of("scorer")(v, o)),
+            ours="ppl_scorer/mean",
+        ),
+        mis("rollout_log_ppl", "-mean log p_sampler of the sequence", lambda v, o: -_mean_of("sampler")(v, o)),
+        mis(
+            "rollout_ppl",
+            "exp(-mean log p_sampler) of the sequence",
+            lambda v, o: exp(-_mean_of("sampler")(v, o)),
+            ours="ppl_sampler/mean",
+        ),
+        mis(
+            "kl",
+            "k1: -d of a token",
+            lambda v, o: v.sampler - v.scorer,
+            direction=_SAMPLER_SCORER,
+            ours="kl_sampler_scorer_k1/sequence_mean",
+        ),
+        mis(
+            "k3_kl",
+            "k3: e^d - d - 1 of a token",
+            lambda v, o: k3(v.d),
+            direction=_SAMPLER_SCORER,
+            ours="kl_sampler_scorer_k3/sequence_mean",
+        ),
+        mis(
+            "log_ppl_diff",
+            "-mean d of the sequence",
+            _log_ppl_diff,
+            direction="sampler - scorer",
+            ours="log_ppl_diff/mean",
+        ),
+        mis("log_ppl_abs_diff", "|mean d| of the sequence", lambda v, o: np.abs(_log_ppl_diff(v, o))),
+        mis("ppl_ratio", "exp(-mean d) of the sequence", lambda v, o: exp(_log_ppl_diff(v, o)), ours="ppl_ratio/mean"),
+        mis(
+            "chi2_token",
+            "r^2 - 1 of a token",
+            lambda v, o: np.square(exp(clamped(v.d, BOUND))).astype(np.float64) - 1,
+            quirks="d clamped to +-20",
+            ours="chi2_token/mean",
+        ),
+        mis(
+            "chi2_seq",
+            "e^(2 D) - 1 of the sequence, D the sum of d",
+            lambda v, o: v.spread(exp(2 * clamped(v.sums(v.d), BOUND)).astype(np.float64) - 1),
+            quirks="D clamped to +-20",
+            ours="chi2_sequence_product/mean",
+        ),
+        mis(
+            "tis_weight_before_bound", "the weight at tis_level before its bounds", _mis_raw, quirks="clamped to e^+-20"
+        ),
+        mis(
+            "tis_weight_after_bound",
+            "the weight at tis_level after its bounds",
+            _mis_weight,
+            quirks="tis_mode=mask leaves it raw",
+        ),
+        mis(
+            "tis_truncate_fraction",
+            "1 where the weight is above tis_upper_bound",
+            _mis_outside(True),
+            when=_mode("truncate"),
+        ),
+        *(
+            mis(f"tis_{act}_fraction_{word}", f"1 where the weight is {side}", _mis_outside(high), when=_mode(act))
+            for act in ("clip", "mask")
+            for word, high, side in (("low", False, "below the lower bound"), ("high", True, "above the upper bound"))
+        ),
+        *(
+            mis(name, says, term, when=lambda o: o["mismatch_metrics"] and o["rs_veto_threshold"] is not None)
+            for name, says, term in (
+                ("rs_catastrophic_token_fraction", "1 where r is below rs_veto_threshold", _catastrophic),
+                (
+                    "rs_catastrophic_seq_fraction",
+                    "1 in a sequence with such a token",
+                    lambda v, o: v.spread(ones(v.any(_catastrophic(v, o) > 0))),
+                ),
+            )
+        ),
+        *(
+            mis(f"is_ratio_{how}_final", f"the {how} of a sequence's weights after their bounds", _final(how))
+            for how in ("mean", "min", "max")
+        ),
+    ]
+
+
+OPTIONS: dict[str, Option] = {
+    "calculate_per_token_loss": Option(False, "means over tokens in place of sequences", "bool"),
+    "use_tis": Option(True, "whether the loss is corrected; off in the framework, which then lacks the keys", "bool"),
+    "tis_clip": Option(2.0, "upper bound of the ratio"),
+    "tis_clip_low": Option(0.0, "lower bound of the ratio"),
+    "use_opsm": Option(False, "off-policy sequence masking", "bool"),
+    "opsm_delta": Option(1e-4, "its bound"),
+    "mismatch_metrics": Option(False, "the MIS helper's keys (--get-mismatch-metrics, a custom TIS function)", "bool"),
+    "tis_mode": Option("truncate", "the helper's act", "word", ("truncate", "clip", "mask")),
+    "tis_level": Option("token", "the helper's level", "word", ("token", "sequence", "geometric")),
+    "tis_upper_bound": Option(2.0, "the helper's upper bound"),
+    "tis_lower_bound": Option(None, "the helper's lower bound; none is 1 over the upper one", none=True),
+    "rs_veto_threshold": Option(None, "ratio below which a token drops its sequence", none=True),
+}
+
+SLIME = dialect(
+    "slime",
+    "slime",
+    scorer="old",
+    read="main 624b824, 2026-08-21",
+    checked="by hand, after the published formulas",
+    keys=keys(lambda v, o: np.abs(v.d)),
+    options=OPTIONS,
+    note="Before its rejection shrinks the mask. The keys of the helper's README differ from those of its code.",
+)

@@ -1,0 +1,310 @@
+"""Numbers that somebody wrote where a log-prob was missing: 0.0, 1.0, -100, -9999, -1e9, or one number again and again.
+
+An honest 0.0 passes: the other side is near 0 too, or the sampler kept one token alone. Where the two sides lie apart
+everywhere (a shift, other weights) nothing is called a fill but what no engine computes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onepolicy.codes import finding
+from onepolicy.counted import Counted
+from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
+from onepolicy.integrity.places import many, place, places, spot_records, spot_tokens
+from onepolicy.integrity.uniform import UNIFORM_BELOW
+from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
+
+#: Written by engines and pipelines for "none" or for minus infinity; no log-softmax gives these exact numbers.
+SENTINELS = (-100.0, -999.0, -1000.0, -9999.0, -1e4, -1e5, -1e6, -1e9, -1e10, -1e20)
+#: Below this a finite number stands for minus infinity (the least float32, bfloat16 or float64).
+_LOWEST = -1e30
+#: A 0.0 is off when the other side is below `_OFF` nats and this many times the record's usual gap; a record has fills
+#: when at least one lies further off.
+_OFF, _OFF_SCALES, _FAR, _FAR_SCALES = 0.1, 3.0, 0.7, 8.0
+#: Usual gap (nats, each counted up to 1) above which the two sides disagree anyway.
+_APART = 0.3
+#: A number is repeated improbably: this often, and this share of the record, where the other side differs.
+_TIMES, _REPEATED, _DIFFERS = 6, 0.2, 0.1
+#: Equal values among the three before, a token: a fifth of a record in one number makes about 0.12.
+_MEETINGS = 0.03
+#: A record with this usual gap is looked at for repeated numbers.
+_LOOK = 0.05
+#: Tokens of a record without another side, all of them 0.0.
+_LEAST_ALONE = 8
+#: How often a whole number (-1.0, -10.0) must stand far off before it is called a fill.
+_WHOLE = 3
+
+
+def look(batch: Batch) -> Counted:
+    out = Counted()
+    if batch.pair is not None and len(batch.pair.a):
+        _both_sides(out, batch, batch.pair)
+    elif len(batch.side_values) == 1:
+        for side in batch.side_values:
+            _alone(out, batch, side)
+    return out
+
+
+# -- with another side ----------------------------------------------------------------------------------------------
+
+
+def _both_sides(out: Counted, batch: Batch, pair: Pair) -> None:
+    found: list[IntArray] = []
+    for side in SIDES:
+        x, y = pair.of(side), pair.of("b" if side == "a" else "a")
+        out.count(f"fills:{side}:tokens", len(x))
+        found += [_sentinels(out, batch, pair.at, x, side), _repeated(out, batch, pair, x, y, side)]
+    fills = np.unique(np.concatenate(found))
+    for side in SIDES:
+        x, y = pair.of(side), pair.of("b" if side == "a" else "a")
+        zero = np.flatnonzero(x == 0.0)
+        if len(zero):
+            _zeros(out, batch, pair, x, y, np.setdiff1d(zero, fills), fills, side)
+        whole = np.flatnonzero((x == np.rint(x)) & (x < 0.0) & (x > SENTINELS[0]))
+        if len(whole):
+            _whole_numbers(out, batch, pair, x, y, np.setdiff1d(whole, fills), side)
+
+
+def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, side: Side) -> IntArray:
+    """Tokens with a number that no engine computes."""
+    if not len(x) or (x.min() > SENTINELS[0] and x.max() < 1.0):
+        return np.zeros(0, dtype=np.int64)
+    found = np.flatnonzero((x == 1.0) | ((x <= SENTINELS[0]) & (np.isin(x, SENTINELS) | (x <= _LOWEST))))
+    out.count(f"fills:{side}:above 0 but not 1", int(((x > 0) & (x != 1.0)).sum()))
+    for value, n in zip(*np.unique(x[found], return_counts=True), strict=True):
+        name = "the least float" if value <= _LOWEST else f"{float(value):g}"
+        out.count(f"fills:{side}:sentinel:{name}", int(n))
+    spot_tokens(out, f"fills:{side}:sentinel", batch, at[found], {"value": x[found]})
+    return found
+
+
+def _zeros(
+    out: Counted, batch: Batch, pair: Pair, x: FloatArray, y: FloatArray, zero: IntArray, fills: IntArray, side: Side
+) -> None:
+    """0.0 where the other side is not near it. `fills`: tokens that are fills already, on either side."""
+    if not (y[zero] < -_OFF).any():
+        return
+    scale, others = _usual_gap(pair, np.concatenate([zero, fills]))
+    record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)[zero]
+    least = _kept_alone(batch, side)
+    off_at = -np.maximum(_OFF, _OFF_SCALES * scale) - least
+    far_at = -np.maximum(_FAR, _FAR_SCALES * scale) - least
+    off, far = y[zero] < off_at[record], y[zero] < far_at[record]
+    enough = (others > 1) | (pair.lengths > 2)
+    fit = enough & (scale < _APART) & ~_mirrored(pair, x, y, _count(record[off], pair))
+    rows = fit & (_count(record[far], pair) > 0)
+    all_zero = rows & (_count(record, pair) == pair.lengths)
+    filled = (off & rows[record]) | all_zero[record]
+    elsewhere = zero[off & fit[record] & ~filled]
+    out.count(f"fills:{side}:zero elsewhere", len(elsewhere))
+    spot_tokens(
+        out, f"fills:{side}:zero elsewhere", batch, pair.at[elsewhere], {"value": x[elsewhere], "other": y[elsewhere]}
+    )
+    if not filled.any():
+        return
+    out.count(f"fills:{side}:zero", int(filled.sum()))
+    out.count(f"fills:{side}:zero records", int(rows.sum()))
+    out.count(f"fills:{side}:all-zero records", int(all_zero.sum()))
+    out.greatest(f"fills:{side}:worst", float(pair.gap[zero[filled]].max()))
+    picked = zero[filled]
+    spot_tokens(out, f"fills:{side}:zero", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
+    spot_records(out, f"fills:{side}:all-zero", batch, np.flatnonzero(all_zero), {"tokens": pair.lengths[all_zero]})
+
+
+def _whole_numbers(
+    out: Counted, batch: Batch, pair: Pair, x: FloatArray, y: FloatArray, whole: IntArray, side: Side
+) -> None:
+    """-1.0, -10.0 and the like where the other side is far off; rounded values hit them too, where both sides agree."""
+    scale, _ = _usual_gap(pair, whole)
+    record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)[whole]
+    far = (pair.gap[whole] > np.maximum(_FAR, _FAR_SCALES * scale)[record]) & (scale < _APART)[record]
+    for which, at in (("whole", whole), ("whole far", whole[far])):
+        for value, n in zip(*np.unique(x[at], return_counts=True), strict=True):
+            out.count(f"fills:{side}:{which}:{float(value):g}", int(n))
+    for value in np.unique(x[whole[far]]):
+        at = whole[far & (x[whole] == value)]
+        spot_tokens(out, f"fills:{side}:whole:{float(value):g}", batch, pair.at[at], {"value": x[at], "other": y[at]})
+
+
+def _count(record: IntArray, pair: Pair) -> IntArray:
+    return np.bincount(record, minlength=len(pair.lengths))
+
+
+def _usual_gap(pair: Pair, without: IntArray) -> tuple[FloatArray, FloatArray]:
+    """`[S]` mean gap of each record's other tokens, each counted up to 1 nat, and how many those are."""
+    gap, n = np.minimum(pair.gap, 1.0), np.ones(len(pair.gap))
+    gap[without], n[without] = 0.0, 0.0
+    others = pair.per_record(n)
+    return pair.per_record(gap) / np.maximum(others, 1.0), others
+
+
+def _mirrored(pair: Pair, x: FloatArray, y: FloatArray, off: IntArray) -> BoolArray:
+    """`[S]` records where the other side is as often near 0 while this one is not: other tokens, or another policy."""
+    other_way = pair.per_record(((y > -0.05) & (x < -1.0) & (x > SENTINELS[0])).astype(np.float64))
+    return other_way > 0.25 * off
+
+
+def _kept_alone(batch: Batch, side: Side) -> FloatArray:
+    """`[S]` how far (nats) the other side may be from a 0.0 that is the log-prob of a token kept alone."""
+    out = np.zeros(len(batch.rollouts))
+    top_p = _declared(batch, "top_p", 1.0)
+    out += -np.log(np.clip(top_p, 1e-6, 1.0))
+    odd = (_declared(batch, "top_k", 0.0) == 1.0) | (_declared(batch, "min_p", 0.0) > 0)
+    odd |= _declared(batch, "temperature", 1.0) < 0.3  # nearly greedy: the likeliest token's own is 0.0 to the bit
+    out[odd] = np.inf
+    return out
+
+
+def _declared(batch: Batch, name: str, neutral: float) -> FloatArray:
+    col = batch.rollouts.records.get(name)
+    if col is None:
+        return np.full(len(batch.rollouts), neutral)
+    return np.where(col.mask(), col.values.astype(np.float64), neutral)
+
+
+def _repeated(out: Counted, batch: Batch, pair: Pair, x: FloatArray, y: FloatArray, side: Side) -> IntArray:
+    """Tokens with one number again and again where the other side has many."""
+    mean = pair.per_record(np.minimum(pair.gap, 1.0))
+    rows = np.flatnonzero((pair.lengths >= _TIMES) & (mean > _LOOK * pair.lengths))
+    rows = rows[_meets_itself(pair, x, rows)]
+    hits: list[tuple[int, float, int]] = []
+    tokens = [np.zeros(0, dtype=np.int64)]
+    for s in rows.tolist():
+        at = slice(int(pair.starts[s]), int(pair.starts[s] + pair.lengths[s]))
+        values, counts = np.unique(x[at], return_counts=True)
+        value, n = float(values[counts.argmax()]), int(counts.max())
+        if n < max(_TIMES, _REPEATED * len(x[at])) or value == 0.0 or value == 1.0 or value <= SENTINELS[0]:
+            continue
+        other = y[at][x[at] == value]
+        differs = np.abs(other - value) > _DIFFERS + 0.05 * abs(value)
+        if differs.mean() > 0.5 and len(np.unique(other)) > n // 2:
+            hits.append((s, value, n))
+            tokens.append(np.flatnonzero(x[at] == value) + at.start)
+    if hits:
+        _count_repeated(out, batch, hits, side)
+    return np.concatenate(tokens)
+
+
+def _meets_itself(pair: Pair, x: FloatArray, rows: IntArray) -> BoolArray:
+    """Of those records: whether values equal one of the three before them as often as a repeated number makes them."""
+    if not len(rows):
+        return np.zeros(0, dtype=bool)
+    same = np.zeros(len(x), dtype=np.int8)
+    for k in (1, 2, 3):
+        same[k:] += x[k:] == x[:-k]
+    counts = pair.per_record(same)[rows]
+    return counts > _MEETINGS * pair.lengths[rows]
+
+
+def _count_repeated(out: Counted, batch: Batch, hits: list[tuple[int, float, int]], side: Side) -> None:
+    out.count(f"fills:{side}:repeated", sum(n for _, _, n in hits))
+    out.count(f"fills:{side}:repeated records", len(hits))
+    out.greatest(f"fills:{side}:repeated above", max(v for _, v, _ in hits))
+    out.greatest(f"fills:{side}:repeated below", max(-v for _, v, _ in hits))
+    notes = {"value": [v for _, v, _ in hits], "times": [n for _, _, n in hits]}
+    spot_records(out, f"fills:{side}:repeated", batch, [s for s, _, _ in hits], notes)
+
+
+# -- one side only ---------------------------------------------------------------------------------------------------
+
+
+def _alone(out: Counted, batch: Batch, side: Side) -> None:
+    values = batch.side_values[side]
+    at = np.flatnonzero(batch.live & np.isfinite(values))
+    x = values[at]
+    out.count(f"fills:{side}:tokens", len(x))
+    _sentinels(out, batch, at, x, side)
+    record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
+    tokens, zeros = (np.bincount(r, minlength=len(batch.rollouts)) for r in (record, record[x == 0.0]))
+    greedy = _declared(batch, "temperature", 1.0) < 0.3
+    rows = np.flatnonzero((tokens >= _LEAST_ALONE) & (zeros == tokens) & ~greedy)
+    if len(rows):
+        out.count(f"fills:{side}:zero", int(tokens[rows].sum()))
+        out.count(f"fills:{side}:zero records", len(rows))
+        out.count(f"fills:{side}:all-zero records", len(rows))
+        spot_records(out, f"fills:{side}:all-zero", batch, rows, {"tokens": tokens[rows]})
+
+
+# -- judged ----------------------------------------------------------------------------------------------------------
+
+
+def judge(total: Counted, told: Told) -> list[Finding]:
+    return [f for side in SIDES if (f := _judged(total, told, side)) is not None]
+
+
+def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
+    key = f"fills:{side}:"
+    of = total.counts.get(key + "tokens", 0)
+    kinds = _kinds(total, key)
+    n = sum(kinds.values())
+    if not n or _constant(total, key, of):
+        return None
+    named = ["sentinel", "zero", *(f"whole:{v}" for v in kinds), "all-zero", "repeated"]
+    named += ["zero elsewhere"] if _elsewhere(total, key) else []
+    spots = [s for kind in named for s in total.spots.get(key + kind, [])]
+    spots = [s for s in spots if kinds.get("1") or '"value": 1.0' not in s.what]
+    says = "; ".join(_say(kind, count) for kind, count in kinds.items())
+    message = f"{told.name(side)}: {n:,} of {many(of, 'log-prob')} are fill values ({says})"
+    all_zero = total.counts.get(key + "all-zero records", 0)
+    if all_zero:
+        message += f"; in {many(all_zero, 'record')} every value is 0.0"
+    evidence = {"side": told.name(side), "filled": n, "tokens": of, "share": n / of, "values": kinds,
+                "all_zero_records": all_zero, "records": _by_record(total, key), "places": places(spots)}  # fmt: skip
+    worst = total.most.get(key + "worst")
+    if worst is not None:
+        evidence["worst_factor"] = math.exp(min(worst, 700.0))
+    ruled_out = ("honest 0.0: the other side is near 0 there too",) if "0.0" in kinds else ()
+    tokens = [s for s in spots if s.position >= 0] or spots
+    return finding("filled-logprob", message, place=place(tokens), evidence=evidence, ruled_out=ruled_out, origin="run")
+
+
+def _kinds(total: Counted, key: str) -> dict[str, int]:
+    """Fill values and how often, the commonest first; 1.0 only where nothing else is above 0."""
+    out: dict[str, int] = {}
+    if total.counts.get(key + "zero"):
+        out["0.0"] = total.counts[key + "zero"] + _elsewhere(total, key)
+    for name, n in total.counts.items():
+        if name.startswith(key + "sentinel:"):
+            value = name.removeprefix(key + "sentinel:")
+            if value != "1" or not total.counts.get(key + "above 0 but not 1"):
+                out[value] = n
+    out |= _whole_kinds(total, key)
+    if total.counts.get(key + "repeated"):
+        out["repeated"] = total.counts[key + "repeated"]
+    return dict(sorted(out.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _whole_kinds(total: Counted, key: str) -> dict[str, int]:
+    """Whole numbers that are far off more often than not, three times or more."""
+    far = {k.removeprefix(key + "whole far:"): n for k, n in total.counts.items() if k.startswith(key + "whole far:")}
+    return {v: n for v, n in far.items() if n >= _WHOLE and n > 0.5 * total.counts[f"{key}whole:{v}"]}
+
+
+def _elsewhere(total: Counted, key: str) -> int:
+    """0.0 that is off by little, in records without a plain one: counted as well unless it is by far the rule, as where
+    the sampler kept one token alone and does not say so."""
+    n = total.counts.get(key + "zero elsewhere", 0)
+    return n if total.counts.get(key + "zero", 0) > 0.05 * n else 0
+
+
+def _say(kind: str, n: int) -> str:
+    return f"one number repeated: {n:,}" if kind == "repeated" else f"{kind}: {n:,}"
+
+
+def _constant(total: Counted, key: str, of: int) -> bool:
+    """One number at every token of the dump is another finding: `uniform`."""
+    above, below = total.most.get(key + "repeated above"), total.most.get(key + "repeated below")
+    alike = above is not None and above == -(below or 0.0) and above <= UNIFORM_BELOW
+    return alike and total.counts.get(key + "repeated", 0) == of
+
+
+def _by_record(total: Counted, key: str) -> dict[str, list[int]]:
+    """Record -> positions in its reply, of the places that are kept."""
+    out: dict[str, list[int]] = {}
+    for kind in ("zero", "sentinel"):
+        for row in places(total.spots.get(key + kind, [])):
+            out.setdefault(row["record"], []).append(row["reply_position"])
+    return {record: sorted(positions) for record, positions in sorted(out.items())}

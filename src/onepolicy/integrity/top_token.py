@@ -1,0 +1,79 @@
+"""The likeliest token's log-prob stored where the sampled token's belongs.
+
+Where the other side says that the sampled token was the likeliest, both agree; where it was not, the stored value is
+far higher, never lower, and still a probability that fits beside the sampled token's. Temperature, truncation, other
+weights and fill values each break one of these. Without enough tokens of both kinds nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onepolicy.codes import finding
+from onepolicy.counted import Counted
+from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
+from onepolicy.integrity.places import many, place, places, spot_tokens
+from onepolicy.types import Finding
+
+#: Above this (nats) a token is the likeliest for sure; below the other, it seldom is.
+_SURELY, _SELDOM = math.log(0.5), math.log(0.2)
+#: Below this a value was hardly sampled: a fill, or another fault.
+_LEAST_REAL = -40.0
+#: How close values agree, how far a stored one must lie above, and the room that rounding has beside a sum of 1.
+_AGREES, _ABOVE, _ROOM = 0.1, 0.3, 1.02
+#: Tokens of each kind, and shares of them.
+_LEAST, _MOSTLY, _HARDLY, _OFTEN = 16, 0.95, 0.02, 0.5
+
+
+def look(batch: Batch) -> Counted:
+    out = Counted()
+    pair = batch.pair
+    if pair is None or not len(pair.a):
+        return out
+    for side in SIDES:
+        _side(out, batch, pair, side)
+    return out
+
+
+def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
+    x, y = pair.of(side), pair.of("b" if side == "a" else "a")
+    key = f"top:{side}:"
+    low = np.flatnonzero((y < _SELDOM) & (y > _LEAST_REAL))
+    out.count(key + "low", len(low))
+    u, v = x[low], y[low]
+    above = u - v > _ABOVE
+    out.count(key + "above", int(above.sum()))
+    out.count(key + "below", int((v - u > _ABOVE).sum()))
+    with np.errstate(over="ignore"):
+        out.count(key + "too much", int((above & (np.exp(u) + np.exp(v) > _ROOM)).sum()))
+    sure = y > _SURELY
+    out.count(key + "sure", int(np.count_nonzero(sure)))
+    out.count(key + "agree", int(np.count_nonzero(sure & (pair.gap < _AGREES))))
+    if above.sum() > _OFTEN * len(low):
+        picked = low[above]
+        spot_tokens(out, key + "first", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
+
+
+def judge(total: Counted, told: Told) -> list[Finding]:
+    return [f for side in SIDES if (f := _judged(total, told, side)) is not None]
+
+
+def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
+    n = {k: total.counts.get(f"top:{side}:{k}", 0) for k in ("low", "above", "below", "too much", "sure", "agree")}
+    if min(n["low"], n["sure"]) < _LEAST or n["agree"] < _MOSTLY * n["sure"]:
+        return None
+    if n["above"] < _OFTEN * n["low"] or n["below"] > _HARDLY * n["low"] or n["too much"] > _HARDLY * n["above"]:
+        return None
+    first = total.spots.get(f"top:{side}:first", [])
+    name, other = told.name(side), told.name("b" if side == "a" else "a")
+    message = (
+        f"{name} agrees with {other} at {n['agree']:,} of {many(n['sure'], 'token')} that were the likeliest, and lies "
+        f"above it at {n['above']:,} of {n['low']:,} unlikely ones, below at {n['below']:,}"
+    )
+    evidence = {"side": name, **{k.replace(" ", "_"): v for k, v in n.items()}, "places": places(first)}
+    ruled_out = ("fill values: they leave no room for the sampled token's probability",
+                 "temperature or truncation: they move likely tokens too", "noise: it goes both ways")  # fmt: skip
+    return finding("top-token-stored", message, place=place(first), evidence=evidence, ruled_out=ruled_out,
+                   origin="run")  # fmt: skip

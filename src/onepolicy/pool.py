@@ -1,0 +1,72 @@
+"""The same function over a list of shards: in this process, in a local pool, on Ray. The order of answers is theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from onepolicy.errors import EngineDied, UsageError
+
+_T = TypeVar("_T")
+#: A worker that is killed takes its shard along; the shard is tried again this often.
+TRIES = 3
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def over(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], workers: int) -> Iterator[tuple[int, _T]]:
+    """`(i, work(*items[i]))` as they are done. With one worker: here, in order.
+
+    Errors: `EngineDied` for an item whose worker was killed `TRIES` times; whatever `work` raises.
+    """
+    if workers < 1:
+        raise UsageError(f"--workers: got {workers}, wanted at least 1")
+    if workers == 1 or len(items) == 1:
+        for i, item in enumerate(items):
+            yield i, work(*item)
+        return
+    left = dict.fromkeys(range(len(items)), 0)
+    while left:
+        yield from _one_pool(work, items, left, min(workers, len(left)))
+
+
+def _one_pool(
+    work: Callable[..., _T], items: Sequence[tuple[Any, ...]], left: dict[int, int], workers: int
+) -> Iterator[tuple[int, _T]]:
+    """Answers until all are there or the pool breaks; `left` loses what is done and counts the tries of the rest."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting: dict[Future[_T], int] = {}
+        todo = iter(list(left))
+        for i in todo:
+            waiting[pool.submit(work, *items[i])] = i
+            if len(waiting) >= 2 * workers:  # answers are not piled up behind a slow reader
+                break
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                i = waiting.pop(future)
+                try:
+                    answer = future.result()
+                except BrokenProcessPool:
+                    _count_try(left, [i, *waiting.values()], items)
+                    return
+                del left[i]
+                yield i, answer
+                nxt = next(todo, None)
+                if nxt is not None:
+                    waiting[pool.submit(work, *items[nxt])] = nxt
+
+
+def _count_try(left: dict[int, int], struck: Sequence[int], items: Sequence[tuple[Any, ...]]) -> None:
+    for i in struck:
+        left[i] += 1
+        if left[i] >= TRIES:
+            what = getattr(items[i][0], "paths", items[i][:1])
+            raise EngineDied(f"a worker died {TRIES} times on {what}; is there enough memory? try --workers 1")

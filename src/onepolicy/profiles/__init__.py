@@ -1,0 +1,45 @@
+"""Profiles: the gap by position, probability, entropy, kind of token, turn, version (`base` says what a bin holds).
+
+To add one: a function in `bins.py`, and one line here.
+"""
+
+from __future__ import annotations
+
+from onepolicy.profiles import bins
+from onepolicy.profiles.base import Bins, Profile, Seen, profiled
+
+__all__ = ["PROFILES", "Bins", "Profile", "Seen", "profiled"]
+
+PROFILES: dict[str, Profile] = {
+    p.key: p
+    for p in (
+        Profile("position", "place in the reply", bins.position),
+        Profile("part", "sixteenth of the reply", bins.part),
+        Profile(
+            "probability", "sampler's probability", bins.probability, order=tuple(x for _, x in bins.PROBABILITIES)
+        ),
+        Profile(
+            "entropy",
+            "entropy",
+            bins.entropy,
+            "old_entropy or sampler_entropy",
+            order=tuple(x for _, x in bins.ENTROPIES),
+        ),
+        Profile("place", "first and last token", bins.place),
+        Profile("repeated", "seen before", bins.repeated),
+        Profile("kept", "tokens kept by top-p, top-k, min-p", bins.kept, "sampling_mask"),
+        Profile("routes", "experts", bins.routes, "routed_experts and scorer_routed_experts"),
+        Profile("lag", "version lag", bins.lag, "policy_version and scorer_version"),
+        Profile("version", "sampler's weights", bins.version, "policy_version"),
+        Profile("span", "replies of several versions", bins.span, "policy_version"),
+        Profile("reused", "cached prefix's own tokens", bins.reused, "cached_prefix_length"),
+        Profile("step", "training step", bins.of_record("step"), "step", "record"),
+        Profile("turn", "turn", bins.of_record("turn"), "turn", "record"),
+        Profile("env", "environment", bins.of_record("env_id"), "env_id", "record"),
+        Profile("replica", "sampler's replica", bins.of_record("replica_id"), "replica_id", "record"),
+        Profile("finish", "finish reason", bins.of_record("finish_reason"), "finish_reason", "record"),
+        Profile("length", "length of the reply", bins.length, level="record"),
+        Profile("cached", "prefix cache", bins.cached, "cached_prefix_length", "record"),
+        Profile("padding", "padding in the scorer's batch", bins.padding, "padding_length", "record"),
+    )
+}

@@ -1,0 +1,328 @@
+"""Where the gap is: integer sums by bin, the same bits for any split and order.
+
+A profile says which bin a token is in. Each bin holds, over its tokens with two finite log-probs: how many, the sums of
+d, |d|, d^2, ratio - 1 and |d| on the token's own scale, how many d are above 0, a histogram of |d|, and what the
+standard error of its means needs, with the sequence as the cluster. Terms are rounded once to multiples of 2^-32 nats.
+
+A token's own scale is 1 - p: an error of the logits moves a likely token's log-prob by that share of it. On this scale
+(`scaled`) a stretch of sure tokens does not look like a smaller gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from onepolicy.rollouts import Rollouts
+from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
+
+#: Terms are integers in units of 2^-BITS nats; squares of a sequence's sums in units of 2^-SQUARE_BITS.
+BITS, SQUARE_BITS = 32, 44
+#: Terms above this are cut: ratio - 1 of one token, the sum of d of one sequence. They are counted in `cut`.
+_MOST, _MOST_SUM = 2.0**18, 2.0**8
+#: |d| / (1 - p + SHAPE), p the larger of the two probabilities; cut at MOST_SCALED, so that one outlier is one token.
+SHAPE, MOST_SCALED = 0.003, 4.0
+#: Squares of a sequence's `scaled` are added in units of 1/64.
+_SCALED_UNIT = 64.0
+#: |d| is binned by its float32 bits down to 3 mantissa bits: quantiles within 6% relative.
+_SHIFT = 20
+
+#: What a bin holds, in the order of `Bins.table`'s rows.
+FIELDS = ("n", "sequences", "d", "abs", "ratio", "above", "dd", "nd", "aa", "na", "nn", "cut")
+FIELDS += ("scaled", "ss", "ns", "square")
+
+
+class Seen:
+    """The tokens of one batch that a profile looks at: drawn, with two finite log-probs, in order.
+
+    `at` `[N]`: where they stand in the flat columns; `sequence` `[N]`; `a`, `b`, `d` `[N]` nats.
+    """
+
+    def __init__(self, rollouts: Rollouts, pairs: LogprobPairs, mask: BoolArray) -> None:
+        self.rollouts, self.pairs = rollouts, pairs
+        self.at: IntArray = np.flatnonzero(mask)
+        self.all_sequences = np.repeat(np.arange(len(rollouts)), rollouts.lengths)
+        self.sequence: IntArray = self.all_sequences[self.at]
+        self.a: FloatArray = pairs.a[self.at]
+        self.b: FloatArray = pairs.b[self.at]
+        self.d: FloatArray = self.b - self.a
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """`[S]` selected tokens of each sequence."""
+        return np.bincount(self.sequence, minlength=len(self.rollouts))
+
+    @cached_property
+    def index(self) -> IntArray:
+        """`[N]` the token's place among the selected tokens of its sequence."""
+        starts = np.cumsum(self.counts) - self.counts
+        return np.arange(len(self.at)) - starts[self.sequence]
+
+    @cached_property
+    def units(self) -> dict[str, FloatArray]:
+        """The terms as whole numbers of units, in float64; exact to add up to 2^53."""
+        with np.errstate(over="ignore"):
+            ratio = np.expm1(self.d)
+        cut = np.minimum(ratio, _MOST)
+        d = np.clip(self.d, -_MOST, _MOST)
+        scaled = {"d": np.rint(d * 2.0**BITS), "ratio": np.rint(cut * 2.0**BITS)}
+        scaled |= {"scaled": np.rint(np.minimum(self.scaled, MOST_SCALED) * 2.0**BITS)}
+        scaled |= {"square": np.rint(np.minimum(self.d * self.d, 2.0**16) * 2.0**BITS)}
+        return scaled | {"abs": np.abs(scaled["d"]), "above": (self.d > 0).astype(np.float64)}
+
+    @cached_property
+    def scaled(self) -> FloatArray:
+        """`[N]` |d| on the token's own scale: what the logits are off by, about."""
+        p = np.exp(np.minimum(np.maximum(self.a, self.b), 0.0))
+        return np.abs(self.d) / (1.0 - p + SHAPE)
+
+    @cached_property
+    def size_codes(self) -> IntArray:
+        """`[N]` bins of |d|."""
+        with np.errstate(over="ignore"):
+            return (np.abs(self.d).astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
+
+    @cached_property
+    def repeats(self) -> tuple[IntArray, BoolArray]:
+        """(`[N]` how often the token was drawn before in its sequence, `[N]` whether it stood before undrawn)."""
+        ids = self.pairs.token_ids.astype(np.int64)
+        order = np.argsort(self.all_sequences * (1 << 32) + ids, kind="stable")
+        key = (self.all_sequences * (1 << 32) + ids)[order]
+        first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.zeros(0, dtype=bool)
+        start = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0)) if len(key) else first
+        drawn = self.rollouts.drawn[order]
+        before = np.concatenate([[0], np.cumsum(drawn)])
+        times, others = np.empty(len(key), dtype=np.int64), np.empty(len(key), dtype=np.int64)
+        times[order] = before[:-1] - before[start]
+        others[order] = np.arange(len(key)) - start - times[order]
+        return times[self.at], others[self.at] > 0
+
+    def record(self, name: str) -> tuple[IntArray, list[str]] | None:
+        """A record column as (code of each sequence `[S]`, -1 where null; labels). None where it is not recorded."""
+        col = self.rollouts.records.get(name)
+        if col is None:
+            return None
+        mask = col.mask()
+        values = [str(x) for x in col.values[mask].tolist()]
+        labels = sorted(set(values), key=_natural)
+        number = {label: i for i, label in enumerate(labels)}
+        out = np.full(len(self.rollouts), -1, dtype=np.int64)
+        out[mask] = [number[v] for v in values]
+        return out, labels
+
+
+def _natural(label: str) -> tuple[int, float, str]:
+    """Numbers by value, before words."""
+    try:
+        return 0, float(label), ""
+    except ValueError:
+        return 1, 0.0, label
+
+
+#: Bin of each token `[N]` (-1: in none) and the bins' labels; None where the dump does not tell.
+Binned = tuple[IntArray, Sequence[str]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One way to cut the tokens. `needs`: the column it reads, for the line that says why it is missing.
+
+    `level` record: all tokens of a sequence are in one bin, and `bins` gives `[S]`. `order`: of labels that are no
+    numbers.
+    """
+
+    key: str
+    title: str
+    bins: Callable[[Seen], Binned]
+    needs: str = ""
+    level: str = "token"
+    order: tuple[str, ...] = ()
+
+    def place_of(self, label: str) -> tuple[int, float, str]:
+        """Sorts labels: as `order` has them, else numbers by value, before words."""
+        return (0, float(self.order.index(label)), "") if label in self.order else _natural(label)
+
+
+@dataclass(slots=True)
+class Bins:
+    """One profile, added up: label -> integers by the names in `FIELDS`, and the histogram of |d|."""
+
+    table: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    sizes: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+
+    def add(self, other: Bins) -> None:
+        for label, row in other.table.items():
+            mine = self.table.setdefault(label, [0] * len(FIELDS))
+            self.table[label] = [x + y for x, y in zip(mine, row, strict=True)]
+        for label, sizes in other.sizes.items():
+            into = self.sizes.setdefault(label, {})
+            for code, n in sizes.items():
+                into[code] = into.get(code, 0) + n
+
+    def to_dict(self) -> dict[str, Any]:
+        sizes = {k: [sorted(v), [v[c] for c in sorted(v)]] for k, v in sorted(self.sizes.items())}
+        return {"table": {k: [str(x) for x in v] for k, v in sorted(self.table.items())}, "sizes": sizes}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Bins:
+        sizes = {k: dict(zip(codes, n, strict=True)) for k, (codes, n) in data["sizes"].items()}
+        return cls({k: [int(x) for x in v] for k, v in data["table"].items()}, sizes)
+
+    # -- what is read from it ------------------------------------------------------------------------------------------
+
+    def labels(self) -> list[str]:
+        """The bins that hold tokens, numbers in their order."""
+        return sorted((k for k, row in self.table.items() if row[0]), key=_natural)
+
+    def get(self, label: str, name: str) -> int:
+        row = self.table.get(label)
+        return 0 if row is None else row[FIELDS.index(name)]
+
+    def n(self, label: str) -> int:
+        return self.get(label, "n")
+
+    def mean(self, label: str, name: str = "abs") -> float:
+        """Mean of `abs`, `d` (nats), `scaled` or `ratio` (ratio - 1) over the bin's tokens; NaN for none."""
+        n = self.n(label)
+        return self.get(label, name) / n / 2.0**BITS if n else math.nan
+
+    def above(self, label: str) -> float:
+        """Share of tokens with d > 0."""
+        n = self.n(label)
+        return self.get(label, "above") / n if n else math.nan
+
+    def std_error(self, label: str, name: str = "abs") -> float:
+        """Of `mean(label, name)` for `abs`, `d`, `scaled`; sequences are the clusters. NaN for fewer than two."""
+        n, s = self.n(label), self.get(label, "sequences")
+        if s < 2:
+            return math.nan
+        m = self.mean(label, name)
+        square, cross = {"abs": ("aa", "na"), "d": ("dd", "nd"), "scaled": ("ss", "ns")}[name]
+        scale = 2.0**SQUARE_BITS
+        unit = _SCALED_UNIT if name == "scaled" else 1.0
+        squares, crosses = self.get(label, square) / scale * unit**2, self.get(label, cross) / scale * unit
+        total = squares - 2 * m * crosses + m * m * self.get(label, "nn")
+        return math.sqrt(max(0.0, total) * s / (s - 1)) / n
+
+    def sd(self, label: str) -> float:
+        """Of d over the bin's tokens, nats; NaN for none."""
+        n = self.n(label)
+        mean = self.mean(label, "d")
+        return math.sqrt(max(0.0, self.get(label, "square") / n / 2.0**BITS - mean * mean)) if n else math.nan
+
+    def merged(self, labels: Sequence[str], name: str) -> Bins:
+        """One bin, called `name`, of these. The same sequence in two of them counts as two clusters."""
+        out = Bins()
+        for label in labels:
+            if self.n(label):
+                out.add(Bins({name: self.table[label]}, {name: self.sizes[label]}))
+        return out
+
+    def quantile(self, label: str, q: float) -> float:
+        """Of |d|, nearest rank, within 6%; NaN for no tokens."""
+        sizes = self.sizes.get(label)
+        if not sizes:
+            return math.nan
+        codes = sorted(sizes)
+        rank = max(1, math.ceil(q * sum(sizes.values()) - 1e-9))
+        seen = 0
+        for code in codes:
+            seen += sizes[code]
+            if seen >= rank:
+                break
+        return _size_of(code)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def _size_of(code: int) -> float:
+    """The value in the middle of a bin of |d|."""
+    edges = np.array([code << _SHIFT, (code + 1) << _SHIFT], dtype=np.uint32).view(np.float32).astype(np.float64)
+    return 0.0 if code == 0 else float(2 * edges[0] * edges[1] / (edges[0] + edges[1]))
+
+
+def profiled(seen: Seen, profile: Profile) -> Bins | None:
+    """One batch's bins; None where the dump does not tell what the profile is about."""
+    found = profile.bins(seen)
+    if found is None:
+        return None
+    bins, labels = found
+    if profile.level == "record":
+        return _by_sequence(seen, bins, labels)
+    return _by_token(seen, bins, labels)
+
+
+def _by_token(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
+    width, rows = len(labels), len(seen.rollouts)
+    inside = bins >= 0
+    every = bool(inside.all())
+    pick = (lambda x: x) if every else (lambda x: x[inside])
+    bins = pick(bins)
+    key = pick(seen.sequence) * width + bins
+    size = width * rows
+    each: dict[str, FloatArray] = {
+        k: np.bincount(key, pick(v), size).reshape(rows, width).astype(np.float64) for k, v in seen.units.items()
+    }
+    each["n"] = np.bincount(key, minlength=size).reshape(rows, width).astype(np.float64)
+    sizes = np.bincount(bins * (1 << 12) + pick(seen.size_codes), minlength=width << 12).reshape(width, 1 << 12)
+    return _totals(each, sizes, labels)
+
+
+def _by_sequence(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
+    """All tokens of a sequence are in one bin: its sums are moved there whole."""
+    width, rows = len(labels), len(seen.rollouts)
+    use = bins >= 0
+    sums = {k: np.bincount(seen.sequence, v, rows)[use].astype(np.float64) for k, v in seen.units.items()}
+    sums["n"] = seen.counts[use].astype(np.float64)
+    of_token = np.where(use, bins, 0)[seen.sequence]
+    inside = use[seen.sequence]
+    keys = (of_token << 12) + seen.size_codes
+    sizes = np.bincount(keys[inside], minlength=width << 12).reshape(width, 1 << 12)
+    each: dict[str, FloatArray] = {k: np.zeros((int(use.sum()), width)) for k in sums}
+    row = np.arange(int(use.sum()))
+    for k, v in sums.items():
+        each[k][row, bins[use]] = v
+    return _totals(each, sizes, labels)
+
+
+def _totals(each: Mapping[str, FloatArray], sizes: IntArray, labels: Sequence[str]) -> Bins:
+    """`[sequences, bins]` sums of each term, in units, into one integer a bin."""
+    n, d, a = each["n"], each["d"] / 2.0**BITS, each["abs"] / 2.0**BITS
+    cut = (np.abs(d) > _MOST_SUM) | (a > _MOST_SUM)
+    d, a = np.clip(d, -_MOST_SUM, _MOST_SUM), np.minimum(a, _MOST_SUM)
+    s = np.minimum(each["scaled"] / 2.0**BITS / _SCALED_UNIT, _MOST_SUM)
+    rows: dict[str, list[int]] = {
+        "n": _whole(n), "sequences": _whole((n > 0).astype(np.float64)), "d": _whole(each["d"]),
+        "abs": _whole(each["abs"]), "ratio": _whole(each["ratio"]), "above": _whole(each["above"]),
+        "dd": _squares(d * d), "nd": _squares(n * d), "aa": _squares(a * a), "na": _squares(n * a),
+        "nn": _whole(n * n), "cut": _whole(cut.astype(np.float64)),
+        "scaled": _whole(each["scaled"]), "ss": _squares(s * s), "ns": _squares(n * s),
+        "square": _whole(each["square"]),
+    }  # fmt: skip
+    out = Bins()
+    for i, label in enumerate(labels):
+        if rows["n"][i]:
+            out.table[label] = [rows[name][i] for name in FIELDS]
+            found = np.flatnonzero(sizes[i])
+            out.sizes[label] = dict(zip(found.tolist(), sizes[i][found].tolist(), strict=True))
+    return out
+
+
+def _whole(x: FloatArray) -> list[int]:
+    """Column sums of whole numbers below 2^53 each, exact: high and low halves are added apart."""
+    high = np.floor(x / 2.0**26)
+    low = x - high * 2.0**26
+    return [(int(h) << 26) + int(v) for h, v in zip(high.sum(axis=0).tolist(), low.sum(axis=0).tolist(), strict=True)]
+
+
+def _squares(x: FloatArray) -> list[int]:
+    """Column sums of squares of nats, each rounded once to 2^-SQUARE_BITS."""
+    high = np.floor(x * 2.0 ** (SQUARE_BITS - 30))
+    low = np.rint((x - high * 2.0 ** (30 - SQUARE_BITS)) * 2.0**SQUARE_BITS)
+    return [(int(h) << 30) + int(v) for h, v in zip(high.sum(axis=0).tolist(), low.sum(axis=0).tolist(), strict=True)]

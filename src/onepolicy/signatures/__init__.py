@@ -1,0 +1,21 @@
+"""Causes read from the shape of the data. To add one: a file with a `Signature`, and one line here."""
+
+from __future__ import annotations
+
+from onepolicy.signatures import penalties, raw_processed, softcap, stored_policy, temperature, truncation
+from onepolicy.signatures.base import Answer, Evidence, Signature
+
+__all__ = ["SIGNATURES", "Answer", "Evidence", "Signature"]
+
+#: Meaning, then staleness, then shape: a cause higher up explains more.
+SIGNATURES: dict[str, Signature] = {
+    s.key: s
+    for s in (
+        temperature.SIGNATURE,
+        truncation.SIGNATURE,
+        penalties.SIGNATURE,
+        softcap.SIGNATURE,
+        raw_processed.SIGNATURE,
+        *stored_policy.SIGNATURES,
+    )
+}

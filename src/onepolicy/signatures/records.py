@@ -1,0 +1,172 @@
+"""A gap that comes with how a record was computed: from a cached prefix, or beside padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onepolicy.codes import finding
+from onepolicy.rows import MISSING
+from onepolicy.signatures.base import Answer, Evidence, Signature
+from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, told
+from onepolicy.types import BoolArray, FloatArray
+
+_CACHED, _FRESH = ("cached prefix",), ("not cached",)
+#: Tokens whose gap is in a cached prefix and nowhere else, to name the cache without statistics.
+FEWEST = 4
+
+
+def cache(e: Evidence) -> Answer:
+    """The gap is larger after, or only inside, a cached prefix, whatever version drew the reply."""
+    exact = _only_inside(e)
+    if exact is not None:
+        return exact
+    held = contrast(e.profiles.get("cached"), _FRESH, _CACHED)
+    if held is None:
+        return Answer("lacks", "needs replies with a cached prefix and without one (cached_prefix_length)")
+    if not held.larger:
+        return Answer("no", f"with a cached prefix the gap is {held.ratio:.2g} times that without one")
+    if _since(e) is not None:
+        return Answer("no", "the first version's cached prefixes show no gap: they are stale, not broken")
+    message = (
+        f"replies after a cached prefix have a mean |d| of {held.abs_other:.2g}, the others {held.abs_base:.2g}; "
+        "at equal probability of the tokens that is " + f"{held.ratio:.2g} times as much"
+    )
+    rivals = ("a cache that is not reset when weights change", "a cache of another precision", "a shared long prompt")
+    out = told("depends-on-cache", message, held.enough, evidence=held.evidence("fresh", "cached"), rivals=rivals)
+    return Answer("fits", "the gap comes with cached prefixes", out, held.share)
+
+
+def _only_inside(e: Evidence) -> Answer | None:
+    """The prompt's own log-probs differ inside the cached part, and everything else agrees to the bit or nearly."""
+    bins = e.profiles.get("reused")
+    if bins is None or bins.n("in it") < FEWEST:
+        return None
+    outside = bins.merged(("after it", "no cached prefix"), "x")
+    inside, worst = bins.merged(("in it",), "x"), outside.quantile("x", 1.0)
+    if not outside.n("x") or inside.quantile("x", 0.75) < 1e-4 or inside.mean("x") < 100 * max(outside.mean("x"), 1e-9):
+        return None
+    rows = e.rows[e.rows["cached"] > 0]
+    evidence = {
+        "mean_abs_cached": inside.mean("x"), "max_abs": float(rows["most"].max()), "mean_abs_fresh": outside.mean("x"),
+        "max_abs_fresh": worst, "shared_prefix_tokens": sorted({int(c) for c in rows["cached"]}),
+    }  # fmt: skip
+    message = (
+        f"log-probs of tokens inside a cached prefix are off by up to {evidence['max_abs']:.2g}; outside of it the "
+        f"two scorings agree to {worst:.1g}"
+    )
+    out = finding("depends-on-cache", message, evidence=evidence)
+    return Answer("fits", "the gap is inside cached prefixes only", out, 1.0)
+
+
+def stale(e: Evidence) -> Answer:
+    """Cached prefixes show a gap, but not at the first version of the weights that the dump has."""
+    held = contrast(e.profiles.get("cached"), _FRESH, _CACHED)
+    if held is None:
+        return Answer("lacks", "needs replies with a cached prefix and without one (cached_prefix_length)")
+    if not held.larger:
+        return Answer("no", f"with a cached prefix the gap is {held.ratio:.2g} times that without one")
+    since = _since(e)
+    if since is None:
+        return Answer("no", "the gap is at cached prefixes of the first version too, or versions are not told")
+    message = (
+        f"from {since[0]} {since[1]} on, replies after a cached prefix have a gap ({held.abs_other:.2g}; others "
+        f"{held.abs_base:.2g}), and none before: the cache holds what older weights computed"
+    )
+    gone = ("ordinary staleness: replies of the same version without a cached prefix have no gap",
+            "a cache that is broken from the start")  # fmt: skip
+    evidence = held.evidence("fresh", "cached") | {f"first_{since[0]}": since[1]}
+    out = told("stale-prefix-cache", message, held.enough, evidence=evidence, ruled_out=gone)
+    return Answer("fits", "a gap at cached prefixes, after the first version", out, held.share)
+
+
+def _since(e: Evidence) -> tuple[str, int] | None:
+    """("version" or "step", the first one whose cached prefixes have a gap); None if the first has one already."""
+    for name, column in (("version", "scorer_version"), ("version", "version_last"), ("step", "step")):
+        rows = e.rows[(e.rows["n"] > 0) & (e.rows["cached"] != MISSING) & (e.rows[column] != MISSING)]
+        values = np.unique(rows[column])
+        if len(values) < 2:
+            continue
+        larger = [bool(_row_contrast(rows[rows[column] == v]) >= RATIO) for v in values.tolist()]
+        first = next((i for i, x in enumerate(larger) if x), None)
+        if first:
+            before, after = (rows[rows[column] < values[first]], rows[rows[column] >= values[first]])
+            if _row_z(before) < SURE / 2 and _row_contrast(before) < 1.2 and _row_z(after) >= SURE:
+                return name, int(values[first])
+        return None
+    return None
+
+
+def _means(rows: FloatArray, where: BoolArray) -> FloatArray:
+    return rows["scaled"][where] / rows["n"][where]
+
+
+def _row_contrast(rows: FloatArray) -> float:
+    """Mean gap of replies with a cached prefix over that of those without one."""
+    sides = [_means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)]
+    return float(sides[0].mean() / max(sides[1].mean(), 1e-12)) if min(map(len, sides)) >= 3 else 1.0
+
+
+def _row_z(rows: FloatArray) -> float:
+    x, y = _means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)
+    if min(len(x), len(y)) < 3:
+        return 0.0
+    error = float(np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)))
+    return float(x.mean() - y.mean()) / error if error else 0.0
+
+
+def padding(e: Evidence) -> Answer:
+    """The gap is larger beside padding, at equal length of the reply."""
+    bins = e.profiles.get("padding")
+    held = _any_padding(e)
+    if bins is None or held is None:
+        return Answer("lacks", "needs padding_length")
+    if not held.larger:
+        return Answer("no", f"beside padding the gap is {held.ratio:.2g} times that of little or none")
+    if not _at_equal_length(e):
+        return Answer("no", "at equal length padding makes no difference: shorter replies have both")
+    message = (
+        f"sequences scored beside padding have a mean |d| of {held.abs_other:.2g}, those with none or little "
+        f"{held.abs_base:.2g}"
+    )
+    rivals = ("positions that count the padding", "a mask that lets padding through")
+    out = told("depends-on-padding", message, held.enough, evidence=held.evidence("little", "padded"), rivals=rivals)
+    return Answer("fits", "the gap comes with padding", out, held.share)
+
+
+def _any_padding(e: Evidence) -> Contrast | None:
+    """None against some padding, or the least against the most, whichever is told apart more clearly."""
+    bins = e.profiles.get("padding")
+    labels = ["none", "up to 1/4", "up to 1/2", "up to 3/4", "more"]
+    cuts: Sequence[tuple[list[str], list[str]]] = [(labels[:k], labels[k:]) for k in (1, 2, 3)]
+    found = [c for low, high in cuts if (c := contrast(bins, low, high)) is not None]
+    return max(found, key=lambda c: (c.enough, c.z), default=None)
+
+
+def _at_equal_length(e: Evidence) -> bool:
+    """Whether more padding goes with a larger gap among replies of one length (octaves of it)."""
+    rows = e.rows[(e.rows["n"] > 0) & (e.rows["padding"] != MISSING)]
+    if len(rows) < 8:
+        return True
+    gap, more = np.log(rows["scaled"] / rows["n"] + 1e-12), rows["padding"] / (rows["padding"] + rows["tokens"])
+    octave = np.floor(2 * np.log2(rows["n"]))
+    for group in np.unique(octave).tolist():
+        inside = octave == group
+        gap[inside] -= gap[inside].mean()
+        more[inside] -= more[inside].mean()
+    if not more.std() > 1e-9:
+        return True  # padding says nothing but the length: the two cannot be told apart, and the code names both
+    slope = (gap * more).sum() / (more * more).sum()
+    error = np.sqrt(((gap - slope * more) ** 2).sum() / len(gap) / (more * more).sum())
+    return bool(slope > 0 and slope > SURE / 2 * error)
+
+
+SIGNATURES = (
+    Signature("cache", "depends-on-cache", "the gap comes with cached prefixes", cache, ("cached_prefix_length",)),
+    Signature(
+        "stale-cache", "stale-prefix-cache", "a gap at cached prefixes since the weights changed", stale,
+        ("cached_prefix_length", "scorer_version or policy_version"),
+    ),
+    Signature("padding", "depends-on-padding", "the gap comes with padding", padding, ("padding_length",)),
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""What rounding looks like, and what only looks like it: noise of its shape that is too large, and noise on every token.
+
+Sizes: |d| / (1 - p + 0.003), 75% quantile. Measured between healthy engines: bf16 0.05 to 0.24 (a 135M model, the
+packaged tiny model, the fake engine), fp16 0.01, fp32 1e-6 to 1e-5. A dump has no legs, so these are assumed, three times
+as wide: they decide whether a gap is *of a shape and size that rounding gives*, never that the engine is right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from onepolicy.codes import finding
+from onepolicy.signatures.base import Answer, Evidence
+from onepolicy.signatures.scale import Level, level
+
+#: dtype -> the largest 75% quantile of |d| / (1 - p) that its rounding is taken for.
+MOST = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.4}
+#: Tokens that are nearly certain (p 0.9 to 0.999), and those that are open (0.1 to 0.9), by number of `scale.EDGES`.
+SURE_TOKENS, OPEN_TOKENS, EVERY = (3, 4), (1, 2), (0, 1, 2, 3, 4, 5)
+#: The two are of one size within this factor when the logits were rounded. Healthy pairs: 0.6 to 2.2.
+SAME_SIZE = 5.0
+#: Tokens of each kind that are needed to see the shape.
+LEAST = 20
+#: Shares of d above 0 between which a gap counts as two-sided, with the mean ratio within 2% or 5 standard errors of 1.
+TWO_SIDED = (0.35, 0.65)
+
+
+def noise(e: Evidence) -> Answer:
+    """The gap has the shape and size of rounding, and nothing else was found."""
+    shape = _shape(e)
+    if shape is not None:
+        return shape
+    limit, size = _limit(e), _all(e).q75
+    if size > MOST[limit]:
+        return Answer("no", f"|d| / (1 - p) is {size:.2g} at its 75% quantile, {limit} gives up to {MOST[limit]:g}")
+    name = next(d for d in MOST if size <= MOST[d])
+    code = "bf16-noise" if name == "bfloat16" else "rounding-noise"
+    numbers = describe(e)
+    message = (
+        f"consistent with {name} rounding in shape and size: d has sd {numbers['sd']:.2g} and mean "
+        f"{numbers['mean']:.1g}, 95% of |d| are below {numbers['p95_abs']:.2g}, the largest is "
+        f"{numbers['max_abs']:.2g}, {numbers['fraction_outside_0.9_1.1']:.1%} of ratios are outside 0.9 to 1.1"
+    )
+    out = finding(code, message, evidence=numbers)
+    return Answer("fits", "the shape and size of rounding", out, 1.0)
+
+
+def beyond(e: Evidence) -> Answer:
+    """The shape of rounding, but larger than it: size alone decides nothing without a floor."""
+    shape = _shape(e)
+    if shape is not None:
+        return shape
+    size, kinds = _all(e).q75, _quantised(e)
+    limit = _limit(e)
+    if size <= MOST[limit]:
+        return Answer("no", f"|d| / (1 - p) is {size:.2g} at its 75% quantile, within what {limit} gives")
+    numbers = describe(e) | {"limit": MOST[limit]}
+    if kinds:
+        return _quantisation(kinds, size, numbers)
+    if size <= MOST["bfloat16"]:
+        message = f"{limit} is declared on both sides, but the gap has the size that coarser rounding gives"
+        rivals = ("an operation in bf16 on one side (LM head, autocast, KV cache)", "other weights", "other kernels")
+        out = finding("coarser-than-declared", message, evidence=numbers, rivals=rivals)
+    else:
+        message = f"the gap has the shape of rounding, but {size / MOST[limit]:.1f} times the size that {limit} gives"
+        rivals = ("quantised weights or KV cache", "other weights on the two sides", "a setting that differs")
+        out = finding("larger-than-rounding", message, evidence=numbers, rivals=rivals)
+    return Answer("fits", "the shape of rounding, and too large for it", out, 1 - MOST[limit] / size)
+
+
+def _quantisation(kinds: dict[str, str], size: float, numbers: dict[str, Any]) -> Answer:
+    declared = ", ".join(f"{k} {v}" for k, v in kinds.items())
+    message = f"the gap has the shape of rounding at {size:.2g} a logit; declared is {declared}, which would do that"
+    rivals = ("other weights on the two sides", "a setting that differs")
+    out = finding("quantisation-suspected", message, evidence={**numbers, "declared": kinds}, rivals=rivals)
+    return Answer("fits", "broad noise, and quantisation is declared", out, 0.8)
+
+
+def broad(e: Evidence) -> Answer:
+    """As large at certain tokens as at open ones: no rounding of logits does that, however coarse."""
+    counted = e.extra.get("rounding")
+    bins = e.profiles.get("probability")
+    if counted is None or bins is None:
+        return Answer("lacks", "needs the gap by probability")
+    certain, open_ = level(counted, (4, 5)), level(counted, OPEN_TOKENS)
+    at_certain = bins.merged(("0.99 - 0.999", "p > 0.999"), "x")
+    at_open = bins.merged(("0.1 - 0.5", "0.5 - 0.9"), "x")
+    if certain.n < LEAST or open_.n < LEAST:
+        return Answer("unclear", f"needs {LEAST} tokens with p > 0.99, and as many between 0.1 and 0.9")
+    sure, rest = at_certain.quantile("x", 0.75), at_open.quantile("x", 0.5)
+    if certain.q75 < 1.0 or certain.q75 < 4 * open_.q75 or sure < max(0.02, 0.5 * rest):
+        return Answer("no", f"the gap shrinks where a token is certain ({sure:.2g} nats there, {rest:.2g} elsewhere)")
+    numbers = describe(e) | {"abs_q75_certain": sure, "abs_median_open": rest, "logit_error_at_certain": certain.q75}
+    message = (
+        f"at tokens that are all but certain |d| is {sure:.2g}, as large as elsewhere ({rest:.2g}): rounding of logits "
+        "shrinks there like 1 - p, so this noise was added to log-probs or comes from other tokens"
+    )
+    out = finding("noise-on-every-token", message, evidence=numbers, ruled_out=("rounding at any precision",))
+    return Answer("fits", "as large at certain tokens as elsewhere", out, 1.0)
+
+
+def describe(e: Evidence) -> dict[str, Any]:
+    """The numbers of a gap that a mean does not show."""
+    value = lambda key: m.value if (m := e.measurements.get(key)) is not None and m.value is not None else math.nan
+    counted, mean = e.extra["rounding"], value("log_ratio/mean")
+    outside = counted.counts.get("below", 0) + counted.counts.get("over", 0)
+    numbers = {
+        "mean": mean, "sd": math.sqrt(max(0.0, value("log_ratio/rms") ** 2 - mean * mean)),
+        "p50_abs": value("abs_log_ratio/p50"), "p95_abs": value("abs_log_ratio/p95"),
+        "p99_abs": value("abs_log_ratio/p99"), "max_abs": value("abs_log_ratio/max"),
+        "fraction_outside_0.9_1.1": outside / max(1, counted.counts.get("tokens", 0)),
+        "mean_ratio": value("ratio/mean"), "tokens": e.n,
+    }  # fmt: skip
+    sizes = {"p_0.1_0.9": level(counted, OPEN_TOKENS), "p_0.9_0.999": level(counted, SURE_TOKENS)}
+    return numbers | {f"on_token_scale_{k}": s.median for k, s in sizes.items() if s.n}
+
+
+def _all(e: Evidence) -> Level:
+    return level(e.extra["rounding"], EVERY)
+
+
+def _shape(e: Evidence) -> Answer | None:
+    """None where the gap has the shape of rounding; else what speaks against it, or what is missing."""
+    counted = e.extra.get("rounding")
+    if counted is None:
+        return Answer("lacks", "needs the gap by probability")
+    sure, open_ = level(counted, SURE_TOKENS), level(counted, OPEN_TOKENS)
+    if sure.n < LEAST or open_.n < LEAST:
+        return Answer("unclear", f"the shape shows from {LEAST} tokens each with p in 0.1 to 0.9 and in 0.9 to 0.999")
+    if counted.counts.get("zero gap", 0) == e.n:
+        return Answer("no", "there is no gap at all")
+    off = sure.median / open_.median
+    if not 1 / SAME_SIZE <= off <= SAME_SIZE or sure.q75 > SAME_SIZE * open_.q75:
+        return Answer("no", f"on the scale 1 - p, likely tokens are off {off:.2g} times as far as open ones")
+    return _balance(e)
+
+
+def _balance(e: Evidence) -> Answer | None:
+    bins = e.profiles["position"]
+    total = bins.merged(bins.labels(), "x")
+    moved = max(1, total.n("x") - e.extra["rounding"].counts.get("zero gap", 0))
+    above = total.get("x", "above") / moved
+    ratio = e.measurements.get("ratio/mean")
+    bias = abs(ratio.value - 1) if ratio is not None and ratio.value is not None else 0.0
+    error = ratio.std_error if ratio is not None and ratio.std_error else 0.0
+    if moved >= 100 and not TWO_SIDED[0] <= above <= TWO_SIDED[1]:
+        return Answer("no", f"{above:.0%} of the gaps are above 0: rounding has no side")
+    if bias > 0.02 and bias > 5 * error:
+        return Answer("no", f"the mean ratio is off 1 by {bias:.2g}, which rounding keeps at 1")
+    return None
+
+
+def _limit(e: Evidence) -> str:
+    """The coarser of the declared dtypes; bf16 where one is not declared."""
+    declared = [d for name in e.names for d in e.facts.get(f"{name}_dtype", ["None"])]
+    known = list(MOST)
+    return known[max((known.index(d) if d in known else len(known) - 1 for d in declared), default=len(known) - 1)]
+
+
+def _quantised(e: Evidence) -> dict[str, str]:
+    """Declared quantisation of weights or KV cache, by setting."""
+    out: dict[str, str] = {}
+    for name in e.names:
+        for what in ("quantization", "kv_cache_dtype"):
+            values = [v.strip('"') for v in e.facts.get(f"{name}_{what}", [])]
+            coarse = [v for v in values if v not in ("null", "auto", "bfloat16", "float16", "float32")]
+            if coarse:
+                out[f"{name} {what}"] = ", ".join(coarse)
+    return out

@@ -1,0 +1,288 @@
+"""One side is sharper than the other: log-probs of two temperatures.
+
+With beta = T_a / T_b the scorer's distribution is the sampler's to the power beta, renormalised, so that
+
+    d = (beta - 1) a - log sum p^beta  =  c (a + H) - c^2 V / 2 + ...        c = beta - 1
+
+with H and V the sampler's entropy and varentropy; from the scorer's side, c' = 1 - 1 / beta and its own H and V. The
+constant of a context has no covariance with a + H over tokens that this side drew, so the slope of d on a + H is c
+itself then, without a remainder. Dividing log-probs by T is not among the fits: it gives no distribution.
+
+Chosen log-probs alone do not identify it: log sum p^beta is different in each context, and a soft-cap bends alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onepolicy.codes import finding
+from onepolicy.counted import Counted
+from onepolicy.profiles.base import Seen
+from onepolicy.signatures import logit_fit
+from onepolicy.signatures.adding import clipped, keep, keep_gram, of_sequences, read, spread
+from onepolicy.signatures.base import Answer, Evidence, Signature
+from onepolicy.signatures.declared import numbers
+from onepolicy.types import FloatArray
+
+#: T_scorer / T_sampler that is tried.
+RANGE = (0.2, 5.0)
+#: A ratio nearer to 1 than this is no difference.
+LEAST = 0.01
+#: Share of the gap's square that the fit must explain, to be named; with few sequences it must be nearly all.
+SHARE, SHARE_FEW = 0.5, 0.9
+#: z of the slope, with sequences as clusters: far above what a look at every signature and side could reach by chance.
+CLEAR, SEQUENCES, TOKENS = 5.0, 20, 10
+#: A side whose log-probs spread less than this is no distribution over contexts (uniform, or one value).
+FLAT = 0.05
+
+_NAIVE = "dividing log-probs by the temperature is no fix: it is no distribution"
+
+
+def look(seen: Seen) -> Counted:
+    """Moments of d against a + H of both sides, where entropies are recorded, and against a alone."""
+    out = Counted()
+    d = clipped(seen.d)
+    out.count("tokens", len(d))
+    out.count("sequences", int((seen.counts > 0).sum()))
+    _moments(out, "chosen", d, np.maximum(seen.a, -100.0), seen)
+    keep(out, b=np.maximum(seen.b, -100.0), bb=np.maximum(seen.b, -100.0) ** 2)
+    for side, values in (("a", seen.a), ("b", seen.b)):
+        _entropy_moments(out, side, d, values, seen)
+    return out
+
+
+def _moments(out: Counted, name: str, d: FloatArray, a: FloatArray, seen: Seen) -> None:
+    keep(out, **{f"{name}:d": d, f"{name}:a": a, f"{name}:dd": d * d, f"{name}:ad": a * d, f"{name}:aa": a * a})
+    parts = {"n": np.ones(len(d)), "d": d, "a": a, "ad": a * d, "aa": a * a}
+    keep_gram(out, name, {k: of_sequences(seen, v) for k, v in parts.items()})
+
+
+def _entropy_moments(out: Counted, side: str, d: FloatArray, own: FloatArray, seen: Seen) -> None:
+    told = getattr(seen.pairs, f"{side}_entropy")
+    if told is None:
+        return
+    entropy = told[seen.at]
+    use = np.isfinite(entropy)
+    spread_told = getattr(seen.pairs, f"{side}_varentropy")
+    v = np.zeros(len(d)) if spread_told is None else np.nan_to_num(spread_told[seen.at])
+    d, x, v = d[use], np.maximum(own[use], -100.0) + entropy[use], np.minimum(v[use], 1e3)
+    out.count(f"{side}:tokens", len(d))
+    products = {"dd": d * d, "dx": d * x, "xx": x * x, "dv": d * v, "xv": x * v, "vv": v * v, "x": x}
+    keep(out, **{f"{side}:{k}": values for k, values in products.items()})
+    keep_gram(out, side, {k: of_sequences(seen, products[k], use) for k in ("dx", "xx", "x")})
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """T_scorer / T_sampler, the share of the mean square gap that it explains, z of the slope (0: not known)."""
+
+    ratio: float
+    share: float
+    z: float
+    n: int
+    by: str
+
+
+def judge(evidence: Evidence) -> Answer:
+    """Named from distributions or entropies; from chosen log-probs alone at most suspected."""
+    seen = evidence.extra.get("temperature")
+    if seen is None or evidence.n == 0:
+        return Answer("lacks", "no tokens with two log-probs")
+    if _flat(seen):
+        return Answer("no", "a side's log-probs are all alike: that is no temperature")
+    exact = evidence.extra.get("softcap")
+    if logit_fit.tokens(exact):
+        return _by_distributions(exact, evidence)  # pyright: ignore[reportArgumentType]
+    fits = [fit for side in ("a", "b") if (fit := entropy_fit(seen, side)) is not None]
+    if fits:
+        return _by_entropy(max(fits, key=lambda f: f.share), evidence, seen)
+    return _by_chosen(seen, evidence)
+
+
+def _flat(seen: Counted) -> bool:
+    n = max(1, seen.counts.get("tokens", 0))
+    sides = ((read(seen, "chosen:aa"), read(seen, "chosen:a")), (read(seen, "bb"), read(seen, "b")))
+    return any(square / n - (mean / n) ** 2 < FLAT**2 for square, mean in sides)
+
+
+# -- from distributions --------------------------------------------------------------------------------------------------
+
+
+def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
+    a, b = (logit_fit.temperature(exact, side) for side in ("a", "b"))
+    gap = logit_fit.gap(exact)
+    share = 1 - (a.rms**2 + b.rms**2) / gap**2 if gap else 0.0
+    if abs(math.log(b.value / a.value)) < LEAST:
+        return Answer("no", f"both sides are the softmax at T = {a.value:.3g}")
+    if exact.counts.get("logits", 0):
+        caps = [logit_fit.cap(exact, side) for side in ("a", "b")]
+        if sum(rms**2 for _, rms in caps) < a.rms**2 + b.rms**2:
+            return Answer("no", "soft-caps fit the recorded logits better")
+    if share < SHARE:
+        return Answer("no", f"no temperature fits the recorded distributions: {max(0.0, share):.0%} explained")
+    ours = {name: round(fit.value, 3) for name, fit in zip(evidence.names, (a, b), strict=True)}
+    n = logit_fit.tokens(exact)
+    return Answer("fits", "", _found(evidence, ours, share, f"distributions of {n} tokens", True), share)
+
+
+# -- from entropies ------------------------------------------------------------------------------------------------------
+
+
+def entropy_fit(seen: Counted, side: str) -> Fit | None:
+    """The best temperature by a side's entropies; None where they are not recorded."""
+    n = seen.counts.get(f"{side}:tokens", 0)
+    dd, dx, xx, dv, xv, vv, x = (read(seen, f"{side}:{k}") for k in ("dd", "dx", "xx", "dv", "xv", "vv", "x"))
+    if n == 0 or xx <= 0 or dd <= 0:
+        return None
+    ratios = np.exp(np.linspace(math.log(RANGE[0]), math.log(RANGE[1]), 2001))
+    c = 1 / ratios - 1 if side == "a" else 1 - ratios
+    half = (0.5 if side == "a" else -0.5) * c * c  # d = c x - half v
+    left = dd - 2 * c * dx + c * c * xx + 2 * half * dv - 2 * c * half * xv + half * half * vv
+    best = int(np.argmin(left))
+    slope = dx / xx
+    error = spread(seen, side, {"dx": 1.0, "xx": -slope}) / xx
+    drawn_here = abs(x) <= 3 * spread(seen, side, {"x": 1.0})
+    ratio = _of_slope(slope, side) if drawn_here else None
+    return Fit(
+        float(ratios[best]) if ratio is None else ratio,
+        max(0.0, 1 - float(left[best]) / dd),
+        abs(slope) / error if error > 0 else 0.0,
+        n,
+        f"{'sampler' if side == 'a' else 'scorer'}'s entropy",
+    )
+
+
+def _of_slope(slope: float, side: str) -> float | None:
+    """T_scorer / T_sampler, where the slope can be one."""
+    ratio = 1 / (1 + slope) if side == "a" and slope > -1 else 1 - slope if side == "b" else math.nan
+    return ratio if RANGE[0] <= ratio <= RANGE[1] else None
+
+
+def _by_entropy(fit: Fit, evidence: Evidence, seen: Counted) -> Answer:
+    told = f"the {fit.by} explains {fit.share:.0%} of the gap as a temperature"
+    if abs(math.log(fit.ratio)) < LEAST or fit.share < 0.1:
+        return Answer("no", told)
+    many = seen.counts.get("sequences", 0) >= SEQUENCES
+    if fit.n >= TOKENS and (fit.share >= SHARE_FEW or (fit.share >= SHARE and many and fit.z >= CLEAR)):
+        found = _found(evidence, _sides(fit.ratio, evidence), fit.share, f"{fit.by} at {fit.n} tokens", False)
+        return Answer("fits", "", found, fit.share)
+    if fit.share >= SHARE:
+        return Answer("unclear", f"{told}, on {fit.n} tokens: too few", _suspected(evidence, fit), fit.share)
+    return Answer("no", told)
+
+
+def _sides(ratio: float, evidence: Evidence) -> dict[str, float]:
+    """Which side has which: by the declared temperature where it is the ratio or its inverse; else the sampler's is
+    taken as 1."""
+    for declared in numbers(evidence, "temperature"):
+        if declared > 0 and abs(math.log(ratio / declared)) < 0.05:
+            return dict(zip(evidence.names, (1.0, round(ratio, 3)), strict=True))
+        if declared > 0 and abs(math.log(ratio * declared)) < 0.05:
+            return dict(zip(evidence.names, (round(1 / ratio, 3), 1.0), strict=True))
+    return dict(zip(evidence.names, (1.0, round(ratio, 3)), strict=True))
+
+
+# -- from chosen log-probs -----------------------------------------------------------------------------------------------
+
+
+def chosen_fit(seen: Counted) -> Fit:
+    """The line d = m + c a: its slope as if it were a temperature, and the share of the variance on it."""
+    n = seen.counts.get("tokens", 0)
+    d, a, dd, ad, aa = (read(seen, f"chosen:{k}") / max(1, n) for k in ("d", "a", "dd", "ad", "aa"))
+    var_a, var_d = aa - a * a, dd - d * d
+    if var_a <= 0 or dd <= 0:
+        return Fit(1.0, 0.0, 0.0, n, "chosen log-probs")
+    slope = (ad - a * d) / var_a
+    weights = {"ad": 1.0, "d": -a + 0.0, "a": -d + slope * 2 * a, "n": a * d - slope * a * a, "aa": -slope}
+    error = spread(seen, "chosen", weights) / (n * var_a)
+    share = slope * slope * var_a / dd if var_d > 0 else 0.0
+    return Fit(1 / max(1 + slope, 1 / RANGE[1]), share, abs(slope) / error if error > 0 else 0.0, n, "chosen log-probs")
+
+
+def _by_chosen(seen: Counted, evidence: Evidence) -> Answer:
+    fit = chosen_fit(seen)
+    told = f"the sampler's log-prob explains {fit.share:.0%} of the gap"
+    if abs(math.log(fit.ratio)) < LEAST or fit.share < SUSPECT:
+        return Answer("no", told)
+    fewer = _fewer_sign(evidence)
+    if fewer < BOTH_SIGNS:
+        return Answer("no", f"{1 - fewer:.0%} of the gaps have one sign; a temperature moves likely tokens the other way")
+    many = seen.counts.get("sequences", 0) >= SEQUENCES
+    if fit.n < TOKENS or (many and fit.z < CLEAR):
+        return Answer("lacks", f"{told}, on {fit.n} tokens; an entropy of one side would tell")
+    return Answer("unclear", f"{told}: {_NEEDED}", _suspected(evidence, fit), fit.share)
+
+
+#: Share of the mean square gap on a line in the sampler's log-prob from which a temperature is suspected: rounding
+#: and staleness, which know no direction, stay below a tenth.
+SUSPECT = 0.3
+#: A temperature raises likely tokens and lowers unlikely ones: the rarer sign has at least this share.
+BOTH_SIGNS = 0.15
+_NEEDED = "chosen log-probs alone do not identify a temperature"
+
+
+def _fewer_sign(evidence: Evidence) -> float:
+    """Of the tokens that are off by more than rounding, the share of the rarer sign; 1/2 where that is not counted."""
+    signs = evidence.extra.get("truncation")
+    above, lower = (0 if signs is None else signs.counts.get(f"a:{k}", 0) for k in ("above", "lower"))
+    return min(above, lower) / (above + lower) if above + lower else 0.5
+
+
+# -- findings ------------------------------------------------------------------------------------------------------------
+
+
+def _found(evidence: Evidence, ours: dict[str, float], share: float, by: str, absolute: bool) -> Any:
+    a, b = evidence.names
+    declared = numbers(evidence, "temperature")
+    said = f", declared is {', '.join(f'{t:g}' for t in declared)}" if declared else ""
+    base = "" if absolute else ", their quotient is what is fitted"
+    message = (
+        f"{a} is at T = {ours[a]:.3g}, {b} at T = {ours[b]:.3g} ({by}{base}){said}; this explains {share:.0%} of the "
+        f"gap; {_NAIVE}"
+    )
+    more = {
+        "fitted_temperature": ours,
+        "temperature_ratio": round(ours[b] / ours[a], 4),
+        "explained": round(share, 4),
+        "declared_temperature": declared,
+        "range": list(RANGE),
+        "naive_fix_is_valid": False,
+    }
+    return finding("temperature-mismatch", message, evidence=more)
+
+
+def _suspected(evidence: Evidence, fit: Fit) -> Any:
+    sharper = evidence.names[1] if fit.ratio < 1 else evidence.names[0]
+    message = (
+        f"{sharper} is sharper: {fit.by} explain{'' if fit.by.startswith('chosen') else 's'} {fit.share:.0%} of the gap, "
+        f"about as a temperature quotient of {fit.ratio:.2g} would. The scorer's entropy and varentropy at these tokens, "
+        "or a re-scoring, would decide"
+    )
+    more = {
+        "temperature_ratio_about": round(fit.ratio, 3),
+        "explained": round(fit.share, 4),
+        "tokens": fit.n,
+        "declared_temperature": numbers(evidence, "temperature"),
+        "needs": ["old_entropy", "old_varentropy"],
+    }
+    rivals = (
+        "a soft-cap of the logits on one side",
+        "logits of another scale",
+        "weights that a long training sharpened",
+    )
+    return finding("temperature-suspected", message, evidence=more, rivals=rivals)
+
+
+SIGNATURE = Signature(
+    "temperature",
+    "temperature-mismatch",
+    "the two sides' log-probs are of different temperatures",
+    judge,
+    needs=("sampler_entropy or old_entropy, or distributions",),
+    rivals=("softcap",),
+    look=look,
+)

@@ -1,0 +1,220 @@
+"""What is added up from a dump, batch by batch: Sums, profiles, counts of the record checks, one row a sequence.
+
+`survey_of` looks at one batch, `Survey.add` merges: in any order, over any split, to the same integers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from onepolicy import integrity, rows, signatures, whatif
+from onepolicy.align import align
+from onepolicy.counted import Counted
+from onepolicy.errors import ContentError
+from onepolicy.estimate import measure
+from onepolicy.formats.settle import Settled
+from onepolicy.integrity.base import Batch
+from onepolicy.metrics import METRICS
+from onepolicy.profiles import PROFILES, Bins, Profile, Seen, profiled
+from onepolicy.reduce import reduce
+from onepolicy.rollouts import Rollouts
+from onepolicy.rows import Rows
+from onepolicy.sums import Place, Sums
+from onepolicy.types import LogprobPairs
+from onepolicy.views import both_finite, view_mask
+
+#: Record columns whose values are gathered as facts of the dump, and how many different ones are kept.
+FACTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+FACTS += ("logprob_semantics", "scorer_version", "step", "run_id", "finish_reason")
+MOST_VALUES = 64
+#: Settings of an engine, by their names in fingerprints and model configurations.
+SETTINGS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "sliding_window")
+SETTINGS += ("quantization", "kv_cache_dtype", "weight_norm")
+#: Tokens kept before a worst token; half as many after it.
+AROUND = 8
+
+
+@dataclass(slots=True)
+class Survey:
+    """`names`: the main pair, either may be None. `pairs`: Sums of further pairs, by "old/current". `facts`: values
+    seen, by column. `dump`: records and tokens by what became of them."""
+
+    names: tuple[str | None, str | None]
+    sums: Sums | None = None
+    profiles: dict[str, Bins] = field(default_factory=dict[str, Bins])
+    checks: dict[str, Counted] = field(default_factory=dict[str, Counted])
+    extra: dict[str, Counted] = field(default_factory=dict[str, Counted])
+    dump: Counted = field(default_factory=Counted)
+    facts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    pairs: dict[str, Sums] = field(default_factory=dict[str, Sums])
+    replays: whatif.WhatIf = field(default_factory=whatif.WhatIf)
+    rows: list[Rows] = field(default_factory=list[Rows])
+    #: files that hold rows instead
+    spilled: list[str] = field(default_factory=list[str])
+    #: ids around the worst tokens: "record position" -> (ids, index of the token among them)
+    around: dict[str, tuple[list[int], int]] = field(default_factory=dict[str, tuple[list[int], int]])
+
+    def add(self, other: Survey) -> None:
+        """Merges `other` into this one. Errors: `MergeError` where they speak of other pairs."""
+        self.sums = _added(self.sums, other.sums)
+        for key, sums in other.pairs.items():
+            self.pairs[key] = sums if key not in self.pairs else self.pairs[key].merge(sums)
+        for key, bins in other.profiles.items():
+            self.profiles.setdefault(key, Bins()).add(bins)
+        for mine, theirs in ((self.checks, other.checks), (self.extra, other.extra)):
+            for key, counted in theirs.items():
+                mine.setdefault(key, Counted()).add(counted)
+        self.dump.add(other.dump)
+        self.replays.add(other.replays)
+        for name, values in other.facts.items():
+            _count_values(self.facts.setdefault(name, {}), values)
+        self.rows += other.rows
+        self.spilled += other.spilled
+        places = [] if self.sums is None else self.sums.worst.get("tokens", [])
+        wanted = {f"{p.record} {p.position}" for p in places}
+        self.around = {k: v for k, v in {**self.around, **other.around}.items() if k in wanted}
+
+    def fact_values(self) -> dict[str, list[Any]]:
+        """Column -> values seen, sorted."""
+        return {name: sorted(values) for name, values in sorted(self.facts.items())}
+
+
+def _added(mine: Sums | None, theirs: Sums | None) -> Sums | None:
+    if mine is None or theirs is None:
+        return theirs if mine is None else mine
+    return mine.merge(theirs)
+
+
+def _count_values(into: dict[str, int], values: Mapping[str, int]) -> None:
+    for value, n in values.items():
+        into[value] = into.get(value, 0) + n
+    if len(into) > MOST_VALUES:  # the first ones in order: the same for any split
+        for value in sorted(into)[MOST_VALUES:]:
+            del into[value]
+
+
+def survey_of(
+    rollouts: Rollouts | None,
+    names: tuple[str | None, str | None],
+    *,
+    settled: Settled | None = None,
+    places: Sequence[str] | None = None,
+    view: str = "drawn",
+    profiles: Iterable[Profile] = tuple(PROFILES.values()),
+    more_pairs: Sequence[tuple[str, str]] = (),
+    replays: bool = False,
+) -> Survey:
+    """One batch. `rollouts` None: nothing of it fits its tokens, only `settled` speaks. `replays`: with corrections."""
+    out = Survey(names)
+    _count_records(out, rollouts, settled)
+    if rollouts is None:
+        empty = Rollouts(np.zeros(1, np.int64), {"token_ids": _no_ids()})
+        out.checks = integrity.look_all(Batch(empty, (), (), None, None, settled))
+        return out
+    ids = tuple(rollouts.content_ids())
+    at = tuple(places) if places is not None else ("",) * len(rollouts)
+    a, b = (n if n in rollouts.scorings else None for n in names)
+    out.checks = integrity.look_all(Batch(rollouts, ids, at, a, b, settled))
+    _gather_facts(out, rollouts)
+    if a is not None and b is not None:
+        _compared(out, rollouts, (a, b), view, profiles, ids, replays)
+    for x, y in more_pairs:
+        if x in rollouts.scorings and y in rollouts.scorings:
+            out.pairs[f"{x}/{y}"] = reduce(align(rollouts, x, y, drawn_by="none"), METRICS.values(), view)
+    return out
+
+
+def _no_ids() -> Any:
+    from onepolicy.types import Values
+
+    return Values(np.zeros(0, dtype=np.int32))
+
+
+def _compared(
+    out: Survey, rollouts: Rollouts, names: tuple[str, str], view: str, profiles: Iterable[Profile], ids: Sequence[str],
+    replays: bool,
+) -> None:  # fmt: skip
+    positions = np.arange(rollouts.n_tokens) - np.repeat(rollouts.offsets[:-1], rollouts.lengths)
+    pairs: LogprobPairs = replace(align(rollouts, *names), positions=positions)
+    out.sums = reduce(pairs, METRICS.values(), view)
+    seen = Seen(rollouts, pairs, both_finite(pairs, view_mask(pairs, view)))
+    for profile in profiles:
+        bins = profiled(seen, profile)
+        if bins is not None:
+            out.profiles[profile.key] = bins
+    for key, signature in signatures.SIGNATURES.items():
+        if signature.look is not None:
+            out.extra[key] = signature.look(seen)
+    out.around = {f"{p.record} {p.position}": _around(pairs, p) for p in out.sums.worst.get("tokens", [])}
+    contents = [f"{name}" for name in replace(rollouts, records=_unnamed(rollouts)).content_ids()]
+    out.rows = [rows.rows_of(seen, contents, ids, pairs.cluster_keys)]
+    if replays and pairs.drawn_by == "a":
+        out.replays = whatif.replay(seen, out.rows[0]["cluster"])
+
+
+def _around(pairs: LogprobPairs, place: Place) -> tuple[list[int], int]:
+    """The ids around a worst token, and its index among them."""
+    i = pairs.record_ids.index(place.record)
+    lo, hi = int(pairs.offsets[i]), int(pairs.offsets[i + 1])
+    at = lo + place.position
+    return pairs.token_ids[max(lo, at - AROUND) : min(hi, at + AROUND // 2 + 1)].tolist(), min(AROUND, at - lo)
+
+
+def _unnamed(rollouts: Rollouts) -> dict[str, Any]:
+    return {k: v for k, v in rollouts.records.items() if k != "record_id"}
+
+
+def _count_records(out: Survey, rollouts: Rollouts | None, settled: Settled | None) -> None:
+    n = 0 if rollouts is None else len(rollouts)
+    aside = 0 if settled is None else len(settled.aside)
+    out.dump.count("records", n + aside)
+    out.dump.count("records left out", aside)
+    if rollouts is not None:
+        out.dump.count("tokens", rollouts.n_tokens)
+        out.dump.count("drawn tokens", int(rollouts.drawn.sum()))
+
+
+def _gather_facts(out: Survey, rollouts: Rollouts) -> None:
+    for name in FACTS:
+        col = rollouts.records.get(name)
+        values = {"null": len(rollouts)}
+        if col is not None:
+            found, n = np.unique([str(x) for x in col.values[col.mask()].tolist()], return_counts=True)
+            values = dict(zip(found.tolist(), n.tolist(), strict=True))
+            if not col.mask().all():
+                values["null"] = int((~col.mask()).sum())
+        out.facts[name] = {}
+        _count_values(out.facts[name], values)
+    for name, scoring in rollouts.scorings.items():
+        for what in ("dtype", "semantics"):
+            out.facts.setdefault(f"{name}_{what}", {})[str(getattr(scoring, what))] = len(rollouts)
+        for what, value in settings(scoring.fingerprint).items():
+            out.facts[f"{name}_{what}"] = {json.dumps(value, sort_keys=True): len(rollouts)}
+
+
+def settings(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """What a fingerprint, or the model configuration in it, says of the settings that leave a mark in the gap."""
+    config = fingerprint.get("config")
+    both = {**(config if isinstance(config, Mapping) else {}), **fingerprint}
+    return {name: both[name] for name in SETTINGS if both.get(name) is not None}
+
+
+def evidence_of(survey: Survey, above: Sequence[str] = ()) -> signatures.Evidence:
+    """What signatures read. Errors: `ContentError` where the dump has no pair of scorings."""
+    if survey.sums is None:
+        raise ContentError(f"no record has both scorings {survey.names[0]!r} and {survey.names[1]!r}")
+    return signatures.Evidence(
+        survey.sums.names,
+        survey.sums,
+        measure(survey.sums),
+        survey.profiles,
+        rows.joined(survey.rows),
+        survey.extra,
+        survey.fact_values(),
+        tuple(above),
+    )

@@ -1,0 +1,273 @@
+"""What every correction would have done to a dump: one table, in one pass, the same for any split of it.
+
+Each correction is replayed on the recorded log-probs at its usual options. Rules that look at one sequence alone are
+replayed exactly. Two look at a whole batch: `normalise` only scales the weights of what comes before it, and `m2po` is
+read off the histogram of the log-ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onepolicy import corrections
+from onepolicy.corrections import Correction, compose
+from onepolicy.counted import Counted
+from onepolicy.grid import group_sums, segment_sums, to_float
+from onepolicy.histogram import Histogram, bin_values
+from onepolicy.profiles.base import Seen
+from onepolicy.types import BoolArray, FloatArray, Listing
+
+#: name -> (what is replayed, the same as a call). Options: the corrections' defaults, sources in their docstrings.
+REPLAYS: dict[str, tuple[Callable[..., Correction], str]] = {
+    "none": (corrections.token_mask, "token_mask(low=None, high=None)"),
+    "truncate": (corrections.truncate, "truncate(cap=2.0)"),
+    "truncate 0.5-5": (corrections.truncate, "truncate(floor=0.5, cap=5.0)"),
+    "sequence_truncate": (corrections.sequence_truncate, "sequence_truncate(cap=2.0)"),
+    "geometric_truncate": (corrections.geometric_truncate, "geometric_truncate(cap=2.0)"),
+    "segment_truncate": (corrections.segment_truncate, "segment_truncate(cap=1.2)"),
+    "icepop": (corrections.icepop, "icepop(low=0.5, high=5.0)"),
+    "token_mask": (corrections.token_mask, "token_mask(low=0.5, high=2.0)"),
+    "sequence_reject": (corrections.sequence_reject, "sequence_reject(high=3.0)"),
+    "geometric_reject": (corrections.geometric_reject, "geometric_reject(low=0.999, high=1.001)"),
+    "divergence_reject": (corrections.divergence_reject, "divergence_reject(at_most=0.01)"),
+    "divergence_mask": (corrections.divergence_mask, "divergence_mask(at_most=0.01)"),
+    "veto": (corrections.veto, "veto(low=1e-4)"),
+    "error_reject": (corrections.error_reject, "error_reject(at_most=2.0)"),
+    "off_policy_reject": (corrections.off_policy_reject, "off_policy_reject(delta=1e-4)"),
+    "tv_mask": (corrections.tv_mask, "tv_mask(up=0.2, down=0.2)"),
+    "binary_kl_mask": (corrections.binary_kl_mask, "binary_kl_mask(up=0.05, down=0.05)"),
+    "vaco_mask": (corrections.vaco_mask, "vaco_mask(at_most=0.2)"),
+    "kpop": (corrections.kpop, "kpop(at_most=0.1)"),
+    "geometric_reject + truncate": (
+        compose(corrections.geometric_reject, corrections.truncate), "compose(geometric_reject, truncate)",
+    ),
+    "divergence_reject + truncate": (
+        compose(corrections.divergence_reject, corrections.truncate), "compose(divergence_reject, truncate)",
+    ),
+}  # fmt: skip
+#: Options that a replay is called with where they are not the correction's own defaults.
+OPTIONS: dict[str, Mapping[str, Any]] = {
+    "none": {"low": None, "high": None},
+    "truncate 0.5-5": {"floor": 0.5, "cap": 5.0},
+    "divergence_mask": {"at_most": 0.01},
+    "vaco_mask": {"at_most": 0.2},
+}
+#: Corrections that ask for the sign of an advantage; without advantages they are not replayed.
+SIGNED = ("off_policy_reject", "tv_mask", "binary_kl_mask", "vaco_mask")
+#: What is added up for each, over trained tokens. `off`: |w - r|, how far the weight is from the ratio.
+SUMS = ("w", "w2", "moved", "off", "gradient")
+#: `m2po` drops the largest d^2 until their mean is at most this.
+M2PO = 0.04
+
+
+@dataclass(slots=True)
+class WhatIf:
+    """`totals`: exact integers, by "correction:what". `groups`: cluster id -> bit i: correction i kept something of it,
+    the highest bit: it has trained tokens."""
+
+    totals: Counted = field(default_factory=Counted)
+    groups: dict[int, int] = field(default_factory=dict[int, int])
+    why_not: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, other: WhatIf) -> None:
+        self.totals.add(other.totals)
+        for group, bits in other.groups.items():
+            self.groups[group] = self.groups.get(group, 0) | bits
+        self.why_not |= other.why_not
+
+
+def replay(seen: Seen, clusters: FloatArray | Any) -> WhatIf:
+    """One batch. `clusters` `[S]`: 64-bit ids of the groups that the sequences belong to."""
+    out = WhatIf()
+    if not len(seen):
+        return out
+    batch = _Batch(seen, clusters)
+    for bit, name in enumerate(REPLAYS):
+        if name in SIGNED and batch.advantages is None:
+            out.why_not[name] = "needs advantages"
+            continue
+        _replayed(out, name, bit, batch)
+    _mark_groups(out, len(REPLAYS), batch, batch.trained)
+    return out
+
+
+class _Batch:
+    """The compared tokens of whole sequences, packed, as a correction takes them."""
+
+    def __init__(self, seen: Seen, clusters: Any) -> None:
+        self.seen, self.clusters = seen, np.asarray(clusters)
+        self.lengths = seen.counts
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        mask = seen.rollouts.tokens.get("loss_mask")
+        self.trained: BoolArray = (
+            np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
+        )
+        told = seen.rollouts.tokens.get("advantages")
+        self.advantages: FloatArray | None = None
+        if told is not None and told.mask()[seen.at][self.trained].all():
+            self.advantages = np.where(told.mask(), told.values, 0.0)[seen.at].astype(np.float64)
+        self.inputs: dict[str, Any] = {
+            "sampler": seen.a, "old": seen.b, "mask": self.trained, "offsets": self.offsets, "effects": False,
+        }  # fmt: skip
+        if self.advantages is not None:
+            self.inputs["advantages"] = self.advantages
+        with np.errstate(over="ignore"):
+            self.ratio = np.exp(np.minimum(seen.d, 80.0))
+        reward = seen.rollouts.records.get("reward")
+        none = np.full(len(self.lengths), np.nan)
+        self.reward = none if reward is None else np.where(reward.mask(), reward.values, np.nan)
+
+
+def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
+    run, _ = REPLAYS[name]
+    c = run(**batch.inputs, **OPTIONS.get(name, {}))
+    keep, trained = np.asarray(c.keep), batch.trained
+    w = np.where(keep, c.weights, 0.0).astype(np.float64)
+    size = np.ones(len(w)) if batch.advantages is None else np.abs(batch.advantages)
+    columns = {
+        "w": w, "w2": w * w, "moved": np.abs(w - 1.0), "off": np.abs(w - batch.ratio), "gradient": w * size,
+    }  # fmt: skip
+    starts = batch.offsets[:-1]
+    for what, x in columns.items():
+        sums = segment_sums(np.ascontiguousarray(np.where(trained, x, 0.0)), starts, batch.lengths)
+        total = group_sums(sums, np.zeros(len(starts), dtype=np.int64), 1)[0][0]
+        key = f"{name}:{what}"
+        out.totals.sums[key] = out.totals.sums.get(key, 0) + total
+    out.totals.greatest(f"{name}:largest", float((w * size)[trained].max(initial=0.0)))
+    _count(out, name, keep & trained, batch)
+    _mark_groups(out, bit, batch, keep & trained)
+
+
+def _count(out: WhatIf, name: str, keep: BoolArray, batch: _Batch) -> None:
+    """Kept tokens by reward and by octave of the length, and sequences of which nothing is left."""
+    rows = len(batch.lengths)
+    kept = np.bincount(batch.seen.sequence, keep, rows).astype(np.int64)
+    trained = np.bincount(batch.seen.sequence, batch.trained, rows).astype(np.int64)
+    octave = np.frexp(trained.astype(np.float64))[1]
+    sign = np.where(np.isnan(batch.reward), "unknown", np.where(batch.reward > 0, "positive", "other"))
+    for what, values in (("kept", kept), ("trained", trained)):
+        out.totals.count(f"{name}:{what}", int(values.sum()))
+        for k in np.unique(octave):
+            out.totals.count(f"{name}:{what}:octave {k}", int(values[octave == k].sum()))
+        for s in np.unique(sign):
+            out.totals.count(f"{name}:{what}:reward {s}", int(values[sign == s].sum()))
+    out.totals.count(f"{name}:sequences", int((trained > 0).sum()))
+    out.totals.count(f"{name}:emptied", int(((trained > 0) & (kept == 0)).sum()))
+
+
+def _mark_groups(out: WhatIf, bit: int, batch: _Batch, mask: BoolArray) -> None:
+    some = np.bincount(batch.seen.sequence, mask, len(batch.lengths)) > 0
+    for group in np.unique(batch.clusters[some]).tolist():
+        out.groups[group] = out.groups.get(group, 0) | (1 << bit)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One correction on the dump. Shares are of trained tokens; `error`: the ranking's squared error."""
+
+    name: str
+    call: str
+    kept: float
+    short: float | None
+    long: float | None
+    positive: float | None
+    other: float | None
+    ess: float
+    moved: float
+    largest: float
+    sequences_emptied: float
+    groups_emptied: float
+    bias: float
+    error: float
+
+
+def rows(found: WhatIf, batch_tokens: int, sizes: Histogram | None = None) -> list[Row]:
+    """Best first. The criterion: the squared error of a mean over `batch_tokens` tokens under the scorer's policy,
+    (mean |w - r|)^2 + mean w^2 / batch_tokens: what the weights leave of the bias, and what they add of noise. A
+    correction that empties more than one group in twenty, or drops half of the tokens, comes after all others."""
+    made = [_row(found, bit, name, batch_tokens) for bit, name in enumerate(REPLAYS) if name not in found.why_not]
+    ranked = sorted(
+        (r for r in made if r is not None), key=lambda r: (r.groups_emptied > 0.05 or r.kept < 0.5, r.error)
+    )
+    return ranked if sizes is None else [*ranked, m2po_row(sizes)]
+
+
+def m2po_row(sizes: Histogram) -> Row:
+    """M2PO drops the largest d^2 of a batch until their mean is at most `M2PO`: here the dump is the batch, and d
+    stands for its bin of the histogram of log-ratios (within 0.4%). Its other columns ask for the tokens themselves."""
+    codes, counts = sizes.table()
+    squares, n = bin_values(codes) ** 2, counts.sum(axis=0)
+    order = np.argsort(squares)
+    mean = np.cumsum(squares[order] * n[order]) / np.maximum(np.cumsum(n[order]), 1)
+    kept = float(n[order][mean <= M2PO].sum() / max(1, n.sum()))
+    none = math.nan
+    call = f"m2po(at_most={M2PO})"
+    return Row("m2po", call, kept, None, None, None, None, none, none, none, none, none, none, none)
+
+
+def _row(found: WhatIf, bit: int, name: str, batch_tokens: int) -> Row | None:
+    t = found.totals
+    n = t.counts.get(f"{name}:trained", 0)
+    if not n:
+        return None
+    total = {what: to_float(t.sums[f"{name}:{what}"]) for what in SUMS}
+    of = lambda what: _share(t.counts, f"{name}:kept:{what}", f"{name}:trained:{what}")
+    short, long = _by_length(t.counts, name)
+    mine = [bits for bits in found.groups.values() if bits >> len(REPLAYS) & 1]
+    bias = total["off"] / n
+    return Row(
+        name, REPLAYS[name][1], t.counts[f"{name}:kept"] / n, short, long, of("reward positive"), of("reward other"),
+        total["w"] ** 2 / (n * total["w2"]) if total["w2"] else 0.0, total["moved"] / n,
+        t.most[f"{name}:largest"] / total["gradient"] if total["gradient"] else math.nan,
+        t.counts[f"{name}:emptied"] / max(1, t.counts[f"{name}:sequences"]),
+        sum(not bits >> bit & 1 for bits in mine) / max(1, len(mine)), bias,
+        bias**2 + total["w2"] / n / max(1, batch_tokens),
+    )  # fmt: skip
+
+
+def _share(counts: Mapping[str, int], part: str, whole: str) -> float | None:
+    return counts[part] / counts[whole] if counts.get(whole) else None
+
+
+def _by_length(counts: Mapping[str, int], name: str) -> tuple[float | None, float | None]:
+    """Kept share of the shorter and the longer replies, cut at the octave that holds the middle token."""
+    head = f"{name}:trained:octave "
+    octaves = sorted(int(k.removeprefix(head)) for k in counts if k.startswith(head))
+    sizes = [counts[f"{head}{k}"] for k in octaves]
+    before = np.cumsum([0, *sizes])
+    half = [k for k, b in zip(octaves, before, strict=False) if 2 * b < before[-1]]
+    cut = half[-1] if half else 0
+    sides: list[float | None] = []
+    for chosen in ([k for k in octaves if k < cut], [k for k in octaves if k >= cut]):
+        n = sum(counts[f"{head}{k}"] for k in chosen)
+        sides.append(sum(counts[f"{name}:kept:octave {k}"] for k in chosen) / n if n else None)
+    return sides[0], sides[1]
+
+
+def _number(x: float) -> str:
+    return "–" if x != x else f"{x:.3g}"
+
+
+def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: str | None) -> Listing:
+    """The table for people. `sizes`: the histogram of log-ratios. `open_finding`: a higher finding: then nothing is
+    recommended."""
+    percent = lambda x: "–" if x is None or x != x else f"{100 * x:.3g}%"
+    body = tuple(
+        (r.name, percent(r.kept), percent(r.short), percent(r.long), percent(r.positive), percent(r.other),
+         percent(r.ess), _number(r.moved), percent(r.largest), percent(r.groups_emptied), _number(r.error))
+        for r in rows(found, batch_tokens, sizes)
+    )  # fmt: skip
+    head = ("correction", "kept:", "short:", "long:", "reward > 0:", "other:", "ESS:", "moved:", "largest:")
+    head += ("groups emptied:", "error:")
+    note = f"error = (mean |w - r|)² + mean w² / {batch_tokens:,} tokens, smallest first"
+    if open_finding is not None:
+        note = f"none is recommended while {open_finding} is open; {note}"
+    return Listing("What every correction would have done", head, body, note)

@@ -1,0 +1,663 @@
+"""The restricted unpickler: the same values as torch and pickle give, and nothing that a file can do to us."""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import functools
+import importlib
+import io
+import operator
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from onepolicy.errors import ContentError
+from onepolicy.formats.files import Files
+from onepolicy.formats.unpickle import Opaque, array, load, loads, opened, rows
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+
+
+def saved(value: Any, zipped: bool = True, protocol: int = 2) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+    return buffer.getvalue()
+
+
+def read(data: bytes) -> Any:
+    return loads(data, "f.pt")
+
+
+WRITERS: dict[str, Callable[[Any], bytes]] = {
+    "torch": saved,
+    "torch, protocol 4": lambda v: saved(v, protocol=4),
+    "torch, legacy": lambda v: saved(v, zipped=False),
+    **{f"pickle {p}": functools.partial(pickle.dumps, protocol=p) for p in PROTOCOLS},
+}
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "float32": torch.tensor([1.5, -0.0, float("nan"), float("-inf"), 1e-45]),
+    "float64": torch.tensor([0.1, -1e300], dtype=torch.float64),
+    "float16": torch.tensor([0.1, 65504.0, -6e-8], dtype=torch.float16),
+    "int64": torch.tensor([-(2**63), 2**63 - 1]),
+    "int32": torch.tensor([1, -2], dtype=torch.int32),
+    "int16": torch.tensor([1, -2], dtype=torch.int16),
+    "int8": torch.tensor([1, -2], dtype=torch.int8),
+    "uint8": torch.tensor([0, 255], dtype=torch.uint8),
+    "bool": torch.tensor([True, False, True]),
+    "empty": torch.zeros(3, 0, 2),
+    "scalar": torch.tensor(3.25),
+    "transposed": torch.arange(6.0).reshape(2, 3).t(),
+    "sliced": torch.arange(40.0).reshape(4, 10)[1:3, 2:9:3],
+    "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 5),
+    "parameter": torch.nn.Parameter(torch.tensor([1.0, 2.0])).detach(),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_tensors_as_torch_wrote_them(writer: str) -> None:
+    got = read(WRITERS[writer](TENSORS))
+    for name, tensor in TENSORS.items():
+        values = array(got[name])
+        wanted = tensor.numpy()
+        assert values.dtype == wanted.dtype and values.shape == wanted.shape, name
+        assert values.tobytes() == wanted.tobytes(), name
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_bfloat16_becomes_the_float32_of_the_same_value(writer: str) -> None:
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    got = array(read(WRITERS[writer](bits)))
+    assert got.dtype == np.float32
+    assert np.array_equal(got.view(np.uint32), bits.float().numpy().view(np.uint32))
+
+
+def test_views_share_their_storage_in_the_file() -> None:
+    whole = torch.arange(12.0)
+    got = read(saved({"whole": whole, "part": whole[3:9:2], "back": whole.reshape(3, 4).t()[1:]}))
+    assert array(got["part"]).tolist() == [3.0, 5.0, 7.0]
+    assert array(got["back"]).tolist() == whole.reshape(3, 4).t()[1:].tolist()
+    assert got["part"].storage is got["whole"].storage
+
+
+PLAIN: dict[str, Any] = {
+    "ints": [0, 1, 255, 256, 65535, 65536, -1, 2**31 - 1, -(2**31), 2**31, 2**70, -(2**70)],
+    "floats": [0.1 * i for i in range(2500)] + [float("inf"), -0.0],
+    "mixed": [1, 2.5, None, True, False, "x", 3, 4.5, 300, 70000],
+    "masks": [1] * 3000,
+    "text": "naïve \U0001f642 \ud800 \n\x00",
+    "long text": "é" * 70000,
+    "bytes": b"\x00\xff" * 40000,
+    "short bytes": b"\x00\xff",
+    "bytearray": bytearray(b"abc"),
+    "nested": {"a": [{"b": (1, (2, 3), ())}], "c": {1: None, None: 2, (("x"), "y"): 3, 2.5: 4}},
+    "sets": {1, "a"},
+    "frozen": frozenset([1, 2]),
+    "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
+    "counted": collections.Counter("aab"),
+    "complex": 1 + 2j,
+    "range": range(3, 9, 2),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_plain_values(writer: str) -> None:
+    value = dict(PLAIN)
+    got = read(WRITERS[writer](value))
+    assert got == {**PLAIN, "bytearray": b"abc"}
+    assert [type(x) for x in got["mixed"]] == [type(x) for x in PLAIN["mixed"]]
+
+
+def test_a_value_that_stands_twice_is_one_value() -> None:
+    shared = [1, 2]
+    ring: list[Any] = [shared, shared]
+    ring.append(ring)
+    got = read(pickle.dumps(ring))
+    assert got[0] is got[1] and got[2] is got
+
+
+ARRAYS = {
+    "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "big endian": np.arange(4, dtype=">i4"),
+    "bool": np.array([True, False]),
+    "text": np.array(["a", "bcd"]),
+    "bytes": np.array([b"a", b"bc"]),
+    "objects": np.array([{"uid": 1}, None, [1, 2]], dtype=object),
+    "empty": np.zeros((0, 3)),
+    "no dimension": np.array(2.5),
+    "float16": np.array([0.1, 2], dtype=np.float16),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_arrays_as_numpy_wrote_them(protocol: int) -> None:
+    data = pickle.dumps({**ARRAYS, "number": np.float32(0.1), "flag": np.bool_(True)}, protocol)
+    got = read(data)
+    for name, wanted in ARRAYS.items():
+        values = array(got[name])
+        assert values.shape == wanted.shape and values.dtype == wanted.dtype.newbyteorder("="), name
+        assert values.tolist() == wanted.tolist(), name
+    assert got["number"] == float(np.float32(0.1)) and got["flag"] is True
+
+
+def test_arrays_of_older_numpy() -> None:
+    """numpy before 2 names its modules without the underscore."""
+    data = pickle.dumps(ARRAYS["float32"], 2)
+    assert b"numpy._core" in data
+    assert array(read(data.replace(b"numpy._core", b"numpy.core"))).tolist() == ARRAYS["float32"].tolist()
+
+
+def test_python_2_text_and_arrays() -> None:
+    """A list of two strings and a flag, as Python 2 writes them; protocol 0 quotes its text."""
+    assert read(b"\x80\x02]q\x00(U\x03abcT\x02\x00\x00\x00\xe9xI01\ne.") == ["abc", "éx", True]
+    assert read(b"(lp0\nS'a\\x41\\n'\np1\naL12345678901L\naF1.5\na.") == ["aA\n", 12345678901, 1.5]
+
+
+def test_rows_of_nested_tensors() -> None:
+    parts = [torch.arange(3.0), torch.arange(5.0) * 2, torch.arange(0.0)]
+    jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    for value in (jagged, torch.nested.as_nested_tensor(parts[:2], layout=torch.strided)):
+        got = rows(read(saved({"x": value}))["x"])
+        assert [r.tolist() for r in got] == [p.tolist() for p in parts][: len(got)] and len(got) >= 2
+    with pytest.raises(ContentError, match="more than one dimension"):
+        rows(read(saved(torch.nested.as_nested_tensor([torch.ones(2, 2)], layout=torch.strided))))
+
+
+def test_a_tensor_with_attributes_is_its_tensor() -> None:
+    tensor = torch.arange(3.0)
+    tensor.note = "x"  # type: ignore[attr-defined]
+    assert array(read(saved(tensor))).tolist() == [0, 1, 2]
+
+
+def archive(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as out:
+        for name, data in records.items():
+            out.writestr(name, data)
+    return buffer.getvalue()
+
+
+def records_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as whole:
+        return {n: whole.read(n) for n in whole.namelist()}
+
+
+def test_the_byte_order_of_the_archive() -> None:
+    """The same archive, written on a big-endian machine."""
+    tensor = torch.tensor([1.5, -2.25])
+    found = records_of(saved({"x": tensor, "b": tensor.bfloat16(), "i": torch.tensor([1, 2])}))
+    assert found["archive/byteorder"] == b"little"
+    for name, width in (("archive/data/0", 4), ("archive/data/1", 2), ("archive/data/2", 8)):
+        found[name] = np.frombuffer(found[name], f"u{width}").byteswap().tobytes()
+    got = read(archive({**found, "archive/byteorder": b"big"}))
+    assert [array(got[k]).tolist() for k in "xbi"] == [[1.5, -2.25], [1.5, -2.25], [1, 2]]
+
+
+def test_a_repacked_archive_is_unpacked() -> None:
+    found = records_of(saved({"x": torch.zeros(1000)}))
+    assert array(read(archive(found, zipfile.ZIP_DEFLATED))["x"]).tolist() == [0.0] * 1000
+    with pytest.raises(ContentError, match="packed by method 14"):
+        read(archive(found, zipfile.ZIP_LZMA))
+
+
+def test_storages_are_read_where_they_lie(tmp_path: Path) -> None:
+    """Of two large tensors the one that is not asked for is never read."""
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(1 << 18), "b": torch.zeros(1 << 18)}, path)
+
+    class Counted(io.BufferedReader):
+        seen = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            Counted.seen += len(data)
+            return data
+
+    with Counted(io.FileIO(path)) as file:
+        got = load(file, path.stat().st_size, str(path))
+        assert Counted.seen < 1 << 17
+        assert array(got["a"]).sum() == 1 << 18
+        assert (1 << 20) <= Counted.seen < (1 << 20) + (1 << 17)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_files_of_a_dump(tmp_path: Path, suffix: str) -> None:
+    import gzip
+
+    path = tmp_path / f"x.pt{suffix}"
+    data = saved({"a": torch.arange(3)})
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    with opened(str(path), Files()) as value:
+        assert array(value["a"]).tolist() == [0, 1, 2]
+
+
+def test_a_packed_bomb(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "x.pkl.gz"
+    path.write_bytes(gzip.compress(b"\x80\x02" + b"]0" * (1 << 24)))
+    with pytest.raises(ContentError, match="unpacks to more than 16 times"), opened(str(path), Files()):
+        pass
+
+
+def test_objects_of_listed_classes_are_inert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of the same module and name, whose making and loading would fail the test."""
+    module = stand_in(monkeypatch, "slime.utils.types")
+
+    class Sample:
+        def __init__(self, **values: Any) -> None:
+            self.__dict__.update(values)
+
+        def __setstate__(self, state: Any) -> None:
+            raise AssertionError("ran")
+
+    Sample.__module__, Sample.__qualname__ = "slime.utils.types", "Sample"
+    module.Sample = Sample  # type: ignore[attr-defined]
+    for protocol in PROTOCOLS:
+        got = read(pickle.dumps([Sample(tokens=[1, 2], status="x")], protocol))[0]
+        assert isinstance(got, Opaque) and repr(got) == "<slime.utils.types.Sample>"
+        assert got.get("tokens") == [1, 2] and got.get("nothing") is None
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    import types
+
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
+    return sys.modules[name]
+
+
+# -- canaries --------------------------------------------------------------------------------------------------------
+
+
+class Reduces:
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def global_(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def canaries(canary: Path) -> dict[str, bytes]:
+    touch = f"touch {canary}"
+    code = f"open({str(canary)!r}, 'w').close()"
+    shell = Reduces(os.system, (touch,))
+    system = global_("posix", "system")
+    call = text(touch) + b"\x85R"
+    made = {
+        "os.system": shell,
+        "eval": Reduces(eval, (code,)),
+        "exec": Reduces(exec, (code,)),
+        "subprocess": Reduces(subprocess.Popen, (["touch", str(canary)],)),
+        "import_module": Reduces(importlib.import_module, ("antigravity",)),
+        "attrgetter": Reduces(operator.attrgetter, ("system",)),
+        "getattr": Reduces(getattr, (os, "system")) if False else Reduces(getattr, (str, "join")),
+        "partial": Reduces(functools.partial, (os.system, touch)),
+        "open": Reduces(open, (str(canary), "w")),
+        "in a list": [1, [shell]],
+        "as a key's value": {"a": shell},
+        "in an array": np.array([shell], dtype=object),
+        "ordered dict of it": collections.OrderedDict(a=shell),
+        "default factory": collections.defaultdict(os.system),
+        "state": Reduces(collections.OrderedDict, (), {"a": shell}),
+        "list items": Reduces(list, (), None, iter([shell])),
+        "tensor of no storage": Reduces(torch._utils._rebuild_tensor_v2, (shell, 0, (1,), (1,), False, {})),
+        "rebuild by os.system": Reduces(torch._tensor._rebuild_from_type_v2, (os.system, torch.Tensor, (touch,), {})),
+        "bytes in bytes": Reduces(torch.storage._load_from_bytes, (pickle.dumps(shell),)),
+        "torch.load": Reduces(torch.load, (str(canary),)),
+        "array of another class": Reduces(np._core.multiarray._reconstruct, (subprocess.Popen, (0,), b"b")),  # type: ignore[attr-defined]
+    }
+    out = {f"{k} {p}": pickle.dumps(v, p) for k, v in made.items() for p in (2, 5)}
+    out |= {f"torch.save {k}": saved(v, zipped) for k, v in made.items() for zipped in (True, False)}
+    return out | {
+        "posix.system": system + call + b".",
+        "inst": b"(" + text(touch) + b"iposix\nsystem\n.",
+        "obj": b"(" + system + text(touch) + b"o.",
+        "newobj": system + text(touch) + b"\x85\x81.",
+        "newobj_ex": b"\x80\x04" + system + text(touch) + b"\x85}\x92.",
+        "stack_global": b"\x80\x04" + text("posix") + text("system") + b"\x93" + call + b".",
+        "python 2": global_("__builtin__", "eval") + text(code) + b"\x85R.",
+        "dotted": b"\x80\x04" + text("verl.protocol") + text("DataProto.__init__.__globals__") + b"\x93.",
+        "dotted from a listed class": global_("__builtin__", "getattr")
+        + (b"(" + global_("slime.utils.types", "Sample") + text("__init__") + b"tR."),
+        "attribute of a module": global_("__builtin__", "getattr") + b"(" + text("os") + text("system") + b"tR.",
+        "call of an object": global_("slime.utils.types", "Sample") + b")R" + text(touch) + b"\x85R.",
+        "call of a list": b"]" + text(touch) + b"\x85R.",
+        "state of a list": b"]}b.",
+        "state of a class": global_("collections", "OrderedDict") + b"}" + text("a") + b"Nsb.",
+        "state of a type of torch": global_("torch", "FloatStorage") + b"Nb.",
+        "reconstructor": global_("copy_reg", "_reconstructor")
+        + b"("
+        + system
+        + global_("__builtin__", "object")
+        + b"NtR.",
+        "persistent id": text("x") + b"Q.",
+        "persistent id in text": b"Pos.system\n.",
+        "buffer beside the file": b"\x80\x05\x97.",
+        "read-only buffer": b"\x80\x05N\x98.",
+        "a name with control characters": global_("os\x1b[2J", "sys\x07tem") + b".",
+    }
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    """Every one of these makes the file, or hands on what would, when `pickle` reads it."""
+    canary = tmp_path / "canary"
+    for name, data in canaries(canary).items():
+        with pytest.raises(ContentError) as refused:
+            read(data)
+        message = str(refused.value)
+        assert message.startswith("f.pt: ") and message.isprintable(), (name, message)
+        assert not canary.exists(), name
+    pickle.loads(canaries(canary)["posix.system"])
+    assert canary.exists(), "the canary itself works"
+
+
+def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil_on_import.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    for data in (global_("evil_on_import", "x") + b".", b"\x80\x04" + text("evil_on_import") + text("x") + b"\x93."):
+        with pytest.raises(
+            ContentError, match=r"f.pt: refused: the pickle names evil_on_import.x, which is on no list"
+        ):
+            read(data)
+    read(global_("verl.protocol", "DataProto") + b")\x81.")
+    assert not (tmp_path / "canary").exists()
+    assert not {"evil_on_import", "verl"} & set(sys.modules)
+
+
+def test_the_extension_registry_is_not_asked() -> None:
+    copyreg.add_extension("posix", "system", 77)
+    try:
+        for data in (b"\x80\x02\x82\x4d.", b"\x80\x02\x83\x4d\x00.", b"\x80\x02\x84\x4d\x00\x00\x00."):
+            with pytest.raises(ContentError, match="refused: the pickle uses the extension registry"):
+                read(data)
+    finally:
+        copyreg.remove_extension("posix", "system", 77)
+
+
+def test_no_name_of_torch_is_changed_by_a_pickle() -> None:
+    """A byte order that is set on `torch.float32` is of this pickle alone."""
+    state = b"(K\x03" + text(">") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
+    assert read(global_("torch", "float32") + state + b"b.").order == ">"
+    assert read(global_("torch", "float32") + b".").order == "<"
+
+
+def test_a_refusal_says_how_to_export() -> None:
+    with pytest.raises(ContentError) as refused:
+        loads(global_("os", "system") + b".", "a.dp", export="    import json\n    print(1)\n")
+    first, *rest = str(refused.value).splitlines()
+    assert first == (
+        "a.dp: refused: the pickle names os.system, which is on no list of inert types; nothing of it was run. "
+        "Inside the framework, save it as plain arrays:"
+    )
+    assert rest == ["    import json", "    print(1)"]
+
+
+# -- files that claim more than they have ----------------------------------------------------------------------------
+
+
+def tensor_call(storage: bytes, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    numbers = pickle.dumps((offset, size, stride), 2)[2:-1]
+    del numbers
+    body = pickle.dumps(offset, 2)[2:-1] + plain(size) + plain(stride) + b"\x89" + b"}"
+    return global_("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + body + b"tR."
+
+
+def plain(numbers: tuple[int, ...]) -> bytes:
+    return b"(" + b"".join(pickle.dumps(n, 2)[2:-1] for n in numbers) + b"t"
+
+
+def stored(numel: int, kind: str = "FloatStorage") -> bytes:
+    return (
+        b"(" + text("storage") + global_("torch", kind) + text("0") + text("cpu") + pickle.dumps(numel, 2)[2:-1] + b"tQ"
+    )
+
+
+VIEWS = {
+    "size beyond the storage": (16, 0, (17,), (1,)),
+    "offset beyond it": (16, 16, (1,), (1,)),
+    "stride beyond it": (16, 0, (4,), (6,)),
+    "far beyond": (16, 0, (2**62,), (1,)),
+    "huge stride": (16, 0, (2,), (2**62,)),
+    "repeated without end": (16, 0, (2**40, 4), (0, 1)),
+    "a storage larger than its record": (17, 0, (1,), (1,)),
+    "a storage of 2**60": (2**60, 0, (1,), (1,)),
+    "negative stride": (16, 8, (4,), (-1,)),
+    "negative offset": (16, -1, (1,), (1,)),
+    "negative size": (16, 0, (-1,), (1,)),
+    "negative storage": (-1, 0, (0,), (1,)),
+    "more sizes than strides": (16, 0, (2, 2), (1,)),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_views_stay_inside_their_storage(case: str) -> None:
+    numel, offset, size, stride = VIEWS[case]
+    pkl = b"\x80\x02" + tensor_call(stored(numel), offset, size, stride)
+    with pytest.raises(ContentError, match=r"^f.pt: "):
+        read(archive({"a/data.pkl": pkl, "a/data/0": bytes(64)}))
+
+
+def test_the_same_view_inside_is_read() -> None:
+    pkl = b"\x80\x02" + tensor_call(stored(16), 1, (3, 2), (4, 1))
+    got = read(archive({"a/data.pkl": pkl, "a/data/0": np.arange(16, dtype="f4").tobytes()}))
+    assert array(got).tolist() == [[1, 2], [5, 6], [9, 10]]
+
+
+def chained_tuples(n: int) -> bytes:
+    """t = (t, t), n times: 2**n elements for whoever walks it, as a dict's key does."""
+    return b")" + b"q\x00h\x00\x86" * n
+
+
+BOMBS: dict[str, bytes] = {
+    "a key of 2**300 elements": b"}" + chained_tuples(300) + b"Ns.",
+    "a set of it": b"\x80\x04\x8f(" + chained_tuples(300) + b"\x90.",
+    "a frozenset of it": b"\x80\x04(" + chained_tuples(300) + b"\x91.",
+    "a key a million tuples deep": b"}" + b")" + b"\x85" * 1_000_000 + b"Ns.",
+    "colliding keys": b"}(" + b"".join(b"\x8a\x0a" + (i * (2**61 - 1)).to_bytes(10, "little") + b"N" for i in range(1, 99)) + b"u.",
+    "text of 2**63 bytes": b"\x80\x04\x8d" + struct.pack("<Q", 2**63) + b"x.",
+    "bytes of 2**63 bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**63) + b"x.",
+    "bytes of -1 bytes": b"T\xff\xff\xff\xff.",
+    "an int of 2**31 - 1 bytes": b"\x8b\xff\xff\xff\x7f.",
+    "a frame of 2**63 bytes": b"\x80\x04\x95" + struct.pack("<Q", 2**63) + b"N.",
+    "a number of a million digits": b"I" + b"9" * 1_000_000 + b"\n.",
+    "bytearray of 2**40": global_("__builtin__", "bytearray") + b"\x8a\x06\x00\x00\x00\x00\x00\x01\x85R.",
+    "the same list, copied again and again": b"]q\x00(" + b"N" * 100_000 + b"e0" + (global_("__builtin__", "list") + b"h\x00\x85R0") * 2000 + b"N.",
+    "the same text, encoded again and again": text("x" * 1_000_000) + b"q\x000" + (global_("_codecs", "encode") + b"h\x00\x85R0") * 2000 + b"N.",
+    "the same archive again and again": b"B" + struct.pack("<I", 1 << 20) + bytes(1 << 20) + b"q\x000"
+    + (global_("torch.storage", "_load_from_bytes") + b"h\x00\x85R0") * 100 + b"N.",
+    "an array of 2**60 elements": global_("numpy.core.multiarray", "_reconstruct") + b"(" + global_("numpy", "ndarray")
+    + b"K\x00\x85C\x01btR(K\x01\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x10\x85" + global_("numpy", "dtype") + text("f8") + b"\x85R\x89C\x00tb.",
+    "protocol 6": b"\x80\x06N.",
+    "a pop below the stack": b"0.",
+    "no value": b".",
+    "no end": b"N",
+    "nothing": b"",
+    "an unset memo": b"h\x05.",
+    "a mark that is not there": b"t.",
+    "no instruction": b"\xff.",
+    "zip without a pickle": archive({"a/x": b""}),
+    "zip with two pickles of a name": b"PK\x03\x04" + bytes(100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_small_and_quick(name: str) -> None:
+    tracemalloc.start()
+    start = time.monotonic()
+    try:
+        with pytest.raises(ContentError, match=r"^f.pt: "):
+            read(BOMBS[name])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - start < 20
+
+
+def test_memo_numbers_cost_nothing() -> None:
+    """`pickle` would make a table of four billion places."""
+    tracemalloc.start()
+    try:
+        assert read(b"]r\xff\xff\xff\xff0j\xff\xff\xff\xff.") == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_records_that_overlap_or_grow() -> None:
+    pkl = b"\x80\x02" + tensor_call(stored(16), 0, (1,), (1,))
+    small = archive({"a/data.pkl": pkl, "a/data/0": bytes(1 << 26)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ContentError, match="not unpacked"):
+        read(small)
+    data = bytearray(archive({"a/data.pkl": pkl, "a/data/0": bytes(64)}))
+    at = data.rindex(b"a/data/0") - 46
+    data[at + 20 : at + 28] = struct.pack("<II", 1 << 20, 1 << 20)
+    with pytest.raises(ContentError, match="larger than the file"):
+        read(bytes(data))
+
+
+def test_archives_in_archives_end() -> None:
+    data = pickle.dumps(1)
+    for _ in range(3):
+        data = pickle.dumps(Reduces(torch.storage._load_from_bytes, (data,)))
+    assert read(data) == 1
+    for _ in range(3):
+        data = pickle.dumps(Reduces(torch.storage._load_from_bytes, (data,)))
+    with pytest.raises(ContentError, match="archives in archives"):
+        read(data)
+
+
+def test_deep_values_are_read_and_freed() -> None:
+    deep = read(b"]" * 200_000 + b"a" * 199_999 + b".")
+    assert len(deep) == 1
+    del deep
+
+
+# -- fuzz ------------------------------------------------------------------------------------------------------------
+
+
+def seeds() -> list[bytes]:
+    value = {
+        "rollout_id": 3,
+        "samples": [{"tokens": [1, 2, 70000], "rollout_log_probs": [-0.5, -1.5], "status": "completed"}],
+        "x": torch.arange(6.0).reshape(2, 3).t(),
+        "b": torch.ones(3).bfloat16(),
+        "n": np.arange(4),
+        "o": np.array([{"a": 1}, None], dtype=object),
+    }
+    return [write(value) for write in WRITERS.values()]
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    kind = rng.randrange(4)
+    if kind == 0:
+        return data[: rng.randrange(len(data))]
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        at = rng.randrange(len(out))
+        if kind == 1:
+            out[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            out[at] = rng.randrange(256)
+        else:
+            out[at:at] = out[rng.randrange(len(out)) :][: rng.randrange(20)]
+    return bytes(out)
+
+
+def walked(value: Any) -> None:
+    """Whatever was read can be asked for its numbers."""
+    seen: set[int] = set()
+    rest = [value]
+    while rest:
+        x = rest.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, dict):
+            rest += x.values()
+        elif isinstance(x, (list, tuple)):
+            rest += x
+        elif isinstance(x, Opaque):
+            rest += [x.state, x.args, x.items, x.entries]
+        elif hasattr(x, "numpy") and not hasattr(x, "itemsize"):
+            try:
+                array(x)
+            except ContentError:
+                continue
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_files_give_a_value_or_one_error() -> None:
+    rng = random.Random(0)
+    errors = 0
+    for data in seeds():
+        for _ in range(350):
+            broken = damaged(data, rng)
+            try:
+                walked(read(broken))
+            except ContentError as err:
+                errors += 1
+                assert str(err).startswith("f.pt: ") and str(err).isprintable()
+    assert errors > 1500
+
+
+def test_random_instructions_give_a_value_or_one_error() -> None:
+    """Bytes that are mostly instructions reach further than damaged files."""
+    from onepolicy.formats.machine import STEPS
+    from onepolicy.formats.names import NAMES
+
+    rng = random.Random(1)
+    names = [global_(*pair) for pair in NAMES]
+    pieces = [
+        *STEPS,
+        *names,
+        b"K\x02",
+        b"]",
+        b"}",
+        b")",
+        text("a"),
+        b"\x85",
+        b"\x86",
+        b"R",
+        b"b",
+        b"\x81",
+        b"h\x00",
+        b"q\x00",
+    ]
+    values = 0
+    for _ in range(4000):
+        program = b"\x80\x04]q\x00" + b"".join(rng.choices(pieces, k=rng.randrange(1, 25))) + b"."
+        try:
+            walked(read(program))
+            values += 1
+        except ContentError as err:
+            assert str(err).startswith("f.pt: ")
+    assert values > 50
