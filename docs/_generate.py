@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,10 @@ from onepolicy.codes.kind import Code
 from onepolicy.codes.tokens import TOKENS
 from onepolicy.corrections.frameworks import FILES
 from onepolicy.corrections.rule import REQUIRED
+from onepolicy.dialects import DIALECTS
+from onepolicy.dialects.definitions import AVERAGES, DEFINITIONS, TERMS
+from onepolicy.dialects.key import Dialect, Key
+from onepolicy.dialects.verl_rejection import CRITERIA
 from onepolicy.engines import ENGINES
 from onepolicy.engines.base import Switch
 from onepolicy.engines.fake_faults import FAULTS
@@ -30,7 +34,7 @@ from onepolicy.gates.judge import SURPRISAL_LEVEL, TAIL_TOKENS
 from onepolicy.intervals import CONFIDENCE
 from onepolicy.legs import LEGS, SPECIAL
 from onepolicy.metrics import METRICS
-from onepolicy.metrics.aliases import ALIASES
+from onepolicy.metrics.aliases import SURVEY
 from onepolicy.metrics.floor import BUCKETS
 from onepolicy.metrics.tail import TAIL_HOLDS, TAIL_SHARE, WITHHOLD_ABOVE
 from onepolicy.sums import Metric
@@ -171,24 +175,21 @@ def _row(name: str) -> str:
 
 
 def metrics_markdown() -> str:
-    """docs/metrics.md, from `METRICS` and `ALIASES`."""
+    """docs/metrics.md, from `METRICS` and `SURVEY`."""
     rows = [
         f"| `{key}` | {m.level} | {_cell(formula)} | {m.unit} | {'' if m.ideal is None else f'{m.ideal:g}'} | "
         f"{_cell(m.source)} |"
         for key, formula, m in _metric_rows()
     ]
-    names = [
-        f"| `{name}` | {a.origin} | `{a.metric}` | {'yes' if a.exact else 'no'} | {_cell(a.note)} |"
-        for name, a in ALIASES.items()
-    ]
+    names = [f"| `{name}` | `{a.metric}` |" for name, a in SURVEY.items()]
     return (
         "# Metrics\n\nd = log p_scorer - log p_sampler, r = e^d, means over tokens that the sampler drew. Nothing is "
         "clamped before it is measured.\n\n"
         "| key | level | formula | unit | in health | source |\n|---|---|---|---|---|---|\n"
         + "\n".join(rows)
-        + "\n\n## Other stacks' names\n\nA name works wherever a metric's key does. *Same number*: no means that the "
-        "framework computes something else under that name; the note says what.\n\n"
-        "| name | whose | our metric | same number | note |\n|---|---|---|---|---|\n" + "\n".join(names) + "\n"
+        + "\n\n## Other names\n\nA name works wherever a metric's key does. So do the frameworks' own keys, as "
+        "`verl:rollout_corr/kl`: [dashboards](dashboards.md) has them, with what each computes otherwise.\n\n"
+        "| name | our metric |\n|---|---|\n" + "\n".join(names) + "\n"
     )
 
 
@@ -303,14 +304,69 @@ def corrections_markdown() -> str:
         "presets": _correction_presets,
         "contract": lambda: _two_columns("rule", "broken, it says", CONTRACT),
     }
-    text = (HERE / "corrections.md").read_text(encoding="utf-8")
+    return _filled("corrections.md", tables)
+
+
+def _filled(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """A page's own prose, with its tables made anew."""
+    text = (HERE / page).read_text(encoding="utf-8")
     for name, table in tables.items():
         marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.S)
         found = marked.search(text)
         if not found:
-            raise SystemExit(f"docs/corrections.md: no place for the table {name!r}")
+            raise SystemExit(f"docs/{page}: no place for the table {name!r}")
         text = f"{text[: found.start()]}{found[1]}\n{table()}\n{found[2]}{text[found.end() :]}"
     return text
+
+
+def dashboards_markdown() -> str:
+    """docs/dashboards.md: its own prose, with the frameworks' keys and the definitions from their tables."""
+    return _filled("dashboards.md", {"keys": _dialects, "definitions": _definitions})
+
+
+def _dialects() -> str:
+    return "\n".join(_dialect(d) for d in DIALECTS.values())
+
+
+def _dialect(d: Dialect) -> str:
+    """One framework: what it was read in, its options, its keys."""
+    own = [k for k in d.options if k not in ("scorer", "precision")]
+    options = [f"`{k}` {_default(d.options[k].default)} ({_cell(d.options[k].says)})" for k in own]
+    parts = [
+        f"### {d.title}\n\n`--as {d.name}`. Read in {d.read}; checked against {d.checked}. The scorer is "
+        f"`{d.options['scorer'].default}` by default. {_plain(d.note)}".rstrip()
+        + "\n\n",
+        f"Options and defaults: {'; '.join(options)}.\n\n" if options else "",
+        "| key | what it is | direction | quirks | our metric |\n|---|---|---|---|---|\n",
+    ]
+    rows: dict[str, str] = {}
+    for key in d.keys.values():
+        name, row = _key_row(key)
+        rows.setdefault(name, row)
+    return "".join([*parts, *rows.values()])
+
+
+def _default(x: Any) -> str:
+    return "none" if x is None else str(x).lower() if isinstance(x, bool) else str(x)
+
+
+def _key_row(key: Key) -> tuple[str, str]:
+    """(its name, its row); verl has the same keys for each of its criteria, which are one."""
+    ours = f"`{key.ours}`" + ("" if key.same else ", another number") if key.ours else ""
+    name, says, direction = key.name, key.says, key.direction
+    if criterion := next((c for c in CRITERIA if f"_{c}_" in name), None):
+        name, says = name.replace(f"_{criterion}_", "_{criterion}_"), says.replace(criterion, "it")
+        direction = "k1: -d, then the bounds; k2, k3: KL(sampler || scorer)"
+    return name, f"| `{name}` | {_plain(says)} | {_plain(direction)} | {_plain(key.quirks)} | {ours} |\n"
+
+
+def _definitions() -> str:
+    parts = ["| definition | what it is | mean over |\n|---|---|---|\n"]
+    averages = ", ".join(AVERAGES)
+    parts += [f"| `{name}/...` | {_plain(says)} | {averages} |\n" for name, (says, _, _) in TERMS.items()]
+    averaged = {f"{name}/{average}" for name in TERMS for average in AVERAGES}
+    others = [k for k in DEFINITIONS.keys.values() if k.name not in averaged]
+    return "".join([*parts, *(f"| `{k.name}` | {_plain(k.says)} |  |\n" for k in others)])
 
 
 def _two_columns(first: str, second: str, rows: Mapping[str, str]) -> str:
@@ -379,6 +435,7 @@ PAGES = {
     "codes.md": codes_markdown,
     "legs.md": legs_markdown,
     "corrections.md": corrections_markdown,
+    "dashboards.md": dashboards_markdown,
 }
 
 if __name__ == "__main__":

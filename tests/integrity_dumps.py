@@ -24,7 +24,7 @@ PROMPT = 4
 
 
 @functools.cache
-def drawn(dtype: str = "float32", sequences: int = 24, tokens: int = 48, **settings: float) -> Rollouts:
+def drawn(dtype: str = "float32", sequences: int = 24, tokens: int = 48, **settings: Any) -> Rollouts:
     """Replies of the fake engine and a scorer that adds up in another order, at one dtype; ids name the records."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 250, PROMPT).tolist() for _ in range(sequences)]

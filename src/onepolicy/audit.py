@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,18 @@ from typing import Any
 from onepolicy import pool
 from onepolicy.audited import Dump, report_of
 from onepolicy.auditing import Unreadable, Work, audit_shard, batches
+from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.errors import ContentError, MergeError, UsageError
 from onepolicy.formats.base import Shard
 from onepolicy.formats.detect import Detected, detect
 from onepolicy.formats.files import Files
 from onepolicy.on_ray import address_of, over_ray
+from onepolicy.same_tokens import check_rollouts
 from onepolicy.survey import Survey
+from onepolicy.tokens.base import Tokenizer
+from onepolicy.tokens.kinds import kind_table
+from onepolicy.tokens.open import open_tokenizer
+from onepolicy.tokens.reading import RecordStream
 from onepolicy.types import Report
 from onepolicy.views import VIEWS
 
@@ -32,7 +38,9 @@ Told = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How an audit is run. `sides`: the two scorings, None: the dump's own. `on`: local, ray or ray://HOST:PORT.
-    `what_if`: replay the corrections."""
+    `what_if`: replay the corrections. `dialect`: a framework's name and options, whose metrics are computed its way.
+    `tokenizer`: for the token checks, kinds and texts. `scorer`: an engine that computes the side that is missing, the
+    file's tokens `declare`d as in `check`."""
 
     sides: tuple[str | None, str | None] = (None, None)
     view: str = "drawn"
@@ -41,6 +49,10 @@ class Choices:
     workers: int | None = None
     on: str = "local"
     what_if: bool = True
+    dialect: tuple[str, Mapping[str, Any]] | None = None
+    tokenizer: str | None = None
+    scorer: str | None = None
+    declare: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: Told | None = None) -> Report:
@@ -55,16 +67,61 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
     if choices.on != "local":
         address_of(choices.on)
     uris = tuple(str(u) for u in uris)
-    found = detect(uris, Files())
-    _require_some(found, uris)
-    names = sides_of(found.shards, choices.sides)
-    with tempfile.TemporaryDirectory(prefix="onepolicy-") as spill:
-        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, spill)
+    if choices.dialect is not None:
+        Accumulator(*choices.dialect)  # an unknown option is told before anything is read
+    with tempfile.TemporaryDirectory(prefix="onepolicy-") as folder:
+        read = (scored(uris, choices, Path(folder)),) if choices.scorer is not None else uris
+        found = detect(read, Files())
+        _require_some(found, uris)
+        names = sides_of(found.shards, ("sampler", "scorer") if choices.scorer else choices.sides)
+        tokenizer = None if choices.tokenizer is None else open_tokenizer(choices.tokenizer)
+        kinds = None if tokenizer is None else kind_table(tokenizer)
+        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, choices.dialect, kinds, folder)
         survey, unreadable = surveyed(found.shards, work, choices, progress)
         if unreadable and not survey.dump.counts.get("records"):
             raise ContentError(f"nothing can be read: {unreadable[0].why}")
         dump = Dump(uris, _counted(found.shards), found.unclaimed, unreadable)
+        if tokenizer is not None:
+            dump = _with_tokens(dump, found.shards, tokenizer)
         return report_of(survey, dump, choices.bounds, choices.reply_length)
+
+
+def scored(uris: Sequence[str], choices: Choices, folder: Path) -> Path:
+    """The dump with the scorer's values beside the sampler's, as one file: `check FILE --scorer ENGINE`, no legs.
+
+    Errors: those of `convert` and `check_file`.
+    """
+    from onepolicy.check import Choices as Checked
+    from onepolicy.check import check_file
+    from onepolicy.convert import convert
+
+    plain, done = folder / "rollouts.parquet", folder / "scored.parquet"
+    convert(uris, plain)
+    assert choices.scorer is not None
+    check_file(plain, choices.scorer, save_scores=done, declare=choices.declare, choices=Checked(legs=()))
+    return done
+
+
+def _with_tokens(dump: Dump, shards: Sequence[Shard], tokenizer: Tokenizer) -> Dump:
+    """The token checks of the same records, and what decodes the worst tokens."""
+    report = check_rollouts(_token_records(shards), tokenizer)
+    found = tuple(f for f in report.findings if f.code not in NOT_HERE)
+    decode = lambda ids: tokenizer.decode([[i] if tokenizer.exists(i) else [] for i in ids])
+    return replace(dump, vocab_size=tokenizer.size, decode=decode, more=found)
+
+
+#: Notes of the token checks that say what `audit` says otherwise.
+NOT_HERE = ("tokens-not-checked", "nothing-checked")
+
+
+def _token_records(shards: Sequence[Shard]) -> Iterator[Any]:
+    for shard in shards:
+        try:
+            for read in batches(shard):
+                for chunk in RecordStream(read.rollouts) if read.rollouts is not None else ():
+                    yield from chunk
+        except ContentError:
+            continue  # told already
 
 
 def _require_some(found: Detected, uris: Sequence[str]) -> None:

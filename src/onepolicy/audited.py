@@ -11,11 +11,12 @@ import numpy as np
 from onepolicy import integrity, rows, whatif
 from onepolicy.auditing import Unreadable, load
 from onepolicy.codes import CODES, by_rank, finding
+from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.gates.bounds import DTYPES, default_preset
 from onepolicy.gates.bounds import load as load_preset
 from onepolicy.gates.judge import worst
 from onepolicy.integrity.base import Told
-from onepolicy.profiles import PROFILES
+from onepolicy.profiles import PROFILES, Profile
 from onepolicy.reduce import numeric_identity
 from onepolicy.signatures import Evidence
 from onepolicy.signatures.weigh import weigh
@@ -25,7 +26,7 @@ from onepolicy.types import Finding, Listing, Outcome, Report, Severity
 from onepolicy.verdict import judged
 
 #: Profiles that are always shown when the dump has them; the others where their bins differ (see `_worth_showing`).
-SHOWN = ("probability", "position", "lag")
+SHOWN = ("probability", "position", "lag", "kind")
 #: Bins of a profile in a table.
 BINS = 24
 
@@ -62,6 +63,7 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
     found = [*(_assumed(f) if bounds is None else f for f in report.findings), *causes]
     report = replace(report, findings=tuple(by_rank(_each_once(found))), outcome=worst([f.outcome for f in found]))
     tables = (*_profiles(evidence), *_sequences(evidence), answers, *_what_if(survey, evidence, report))
+    tables += _dashboard(survey)
     return replace(report, listings=tables)
 
 
@@ -168,7 +170,7 @@ def _median(evidence: Evidence) -> int:
 def _profiles(evidence: Evidence) -> list[Listing]:
     """The profiles that are worth a look, first those that always are."""
     keys = [k for k in SHOWN if k in evidence.profiles]
-    keys += [k for k in PROFILES if k in evidence.profiles and k not in keys and _worth_showing(evidence, k)]
+    keys += [k for k in evidence.profiles if k not in keys and _worth_showing(evidence, k)]
     return [_profile(evidence, key) for key in keys]
 
 
@@ -185,15 +187,16 @@ def _worth_showing(evidence: Evidence, key: str) -> bool:
 
 def _profile(evidence: Evidence, key: str) -> Listing:
     bins = evidence.profiles[key]
+    profile = PROFILES.get(key) or Profile(key, f"{key} of token", lambda seen: None)
     cells = lambda x: (
         x, f"{bins.n(x):,}", _short(bins.mean(x)), _short(bins.mean(x, "d")), _short(bins.std_error(x, "d")),
         _short(bins.quantile(x, 0.99)), f"{100 * bins.above(x):.0f}%",
     )  # fmt: skip
-    labels = sorted(bins.labels(), key=PROFILES[key].place_of)
+    labels = sorted(bins.labels(), key=profile.place_of)
     rows_shown = tuple(cells(x) for x in labels[:BINS])
     note = f"{len(labels) - BINS} more bins are in the JSON report" if len(labels) > BINS else ""
-    head = (PROFILES[key].title, "tokens:", "mean |d|:", "mean d:", "± s.e.:", "p99 |d|:", "d > 0:")
-    return Listing(f"Gap by {PROFILES[key].title}", head, rows_shown, note)
+    head = (profile.title, "tokens:", "mean |d|:", "mean d:", "± s.e.:", "p99 |d|:", "d > 0:")
+    return Listing(f"Gap by {profile.title}", head, rows_shown, note)
 
 
 def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing]:
@@ -203,6 +206,30 @@ def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing
     above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and f.outcome is not Outcome.PASS), None)
     steps = max(1, len(np.unique(evidence.rows["step"])))
     return [whatif.listing(survey.replays, max(1, evidence.n // steps), evidence.sums.histograms["log_ratio"], above)]
+
+
+#: Steps of a dashboard that are shown beside the whole dump.
+STEPS = 4
+
+
+def _dashboard(survey: Survey) -> tuple[Listing, ...]:
+    """The dump's numbers under a framework's names, computed its way."""
+    if survey.numbers is None:
+        return ()
+    numbers = Accumulator.from_dict(survey.numbers)
+    found = numbers.rows()
+    steps = sorted({s for row in found for s in row.steps if s is not None})[:STEPS]
+    body = tuple(
+        (row.key.name, _digits(row.whole), *(_digits(row.steps.get(s)) for s in steps), row.why or row.key.quirks)
+        for row in found
+    )
+    head = (f"{numbers.dialect.name} key", "whole dump:", *(f"step {s}:" for s in steps), "quirks")
+    said = ", ".join(f"{k}={v}" for k, v in numbers.options.items())
+    return (Listing(f"As {numbers.dialect.name} computes it", head, body, said),)
+
+
+def _digits(x: float | None) -> str:
+    return "–" if x is None or x != x else f"{x:.9g}"
 
 
 def _sequences(evidence: Evidence) -> list[Listing]:

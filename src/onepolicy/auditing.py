@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,13 @@ from onepolicy.formats import FORMATS
 from onepolicy.formats.base import BrokenRecord, RawRecord, Shard, TextRecord
 from onepolicy.formats.files import Files
 from onepolicy.formats.settle import Settled, settle
+from onepolicy.profiles import PROFILES, Profile
+from onepolicy.profiles.bins import kinds
 from onepolicy.rollouts import Rollouts
 from onepolicy.rows import Rows
 from onepolicy.survey import Survey, survey_of
+from onepolicy.tokens.kinds import KINDS
+from onepolicy.types import IntArray
 
 #: Tokens that are surveyed at a time: bounds memory.
 BATCH_TOKENS = 1 << 18
@@ -25,13 +29,16 @@ BATCH_RECORDS = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked of every shard. `unit`: cluster by it, None: the coarsest that the records have."""
+    """What is asked of every shard. `unit`: cluster by it, None: the coarsest that the records have. `dialect`: a
+    framework and its options; `kinds` `[V]`: kind of each token id (`tokens.kinds`); `spill`: a folder for the rows."""
 
     names: tuple[str | None, str | None]
     view: str = "drawn"
     more_pairs: tuple[tuple[str, str], ...] = ()
     unit: str | None = None
     replays: bool = True
+    dialect: tuple[str, Mapping[str, Any]] | None = None
+    kinds: IntArray | None = None
     spill: str | None = None
 
 
@@ -147,11 +154,19 @@ def _surveyed(read: Read, work: Work) -> Survey:
         rollouts = replace(rollouts, records=kept)
     out = survey_of(
         rollouts, work.names, settled=read.settled, places=read.places, view=work.view, more_pairs=work.more_pairs,
-        replays=work.replays,
+        replays=work.replays, dialect=work.dialect, profiles=_profiles(work),
     )  # fmt: skip
     if read.texts:
         out.dump.count("records", len(read.texts))
         out.dump.count("records of text only", len(read.texts))
+    return out
+
+
+def _profiles(work: Work) -> list[Profile]:
+    """All of them, and one by kind of token where a tokenizer told the kinds."""
+    out = list(PROFILES.values())
+    if work.kinds is not None:
+        out.append(Profile("kind", "kind of token", kinds(work.kinds, KINDS), order=KINDS))
     return out
 
 

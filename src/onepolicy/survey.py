@@ -15,6 +15,8 @@ import numpy as np
 from onepolicy import integrity, rows, signatures, whatif
 from onepolicy.align import align
 from onepolicy.counted import Counted
+from onepolicy.dialects.accumulate import Accumulator
+from onepolicy.dialects.view import views
 from onepolicy.errors import ContentError
 from onepolicy.estimate import measure
 from onepolicy.formats.settle import Settled
@@ -54,6 +56,8 @@ class Survey:
     pairs: dict[str, Sums] = field(default_factory=dict[str, Sums])
     replays: whatif.WhatIf = field(default_factory=whatif.WhatIf)
     rows: list[Rows] = field(default_factory=list[Rows])
+    #: state of a `dialects.accumulate.Accumulator`
+    numbers: dict[str, Any] | None = None
     #: files that hold rows instead
     spilled: list[str] = field(default_factory=list[str])
     #: ids around the worst tokens: "record position" -> (ids, index of the token among them)
@@ -71,6 +75,7 @@ class Survey:
                 mine.setdefault(key, Counted()).add(counted)
         self.dump.add(other.dump)
         self.replays.add(other.replays)
+        self.numbers = _added_numbers(self.numbers, other.numbers)
         for name, values in other.facts.items():
             _count_values(self.facts.setdefault(name, {}), values)
         self.rows += other.rows
@@ -88,6 +93,14 @@ def _added(mine: Sums | None, theirs: Sums | None) -> Sums | None:
     if mine is None or theirs is None:
         return theirs if mine is None else mine
     return mine.merge(theirs)
+
+
+def _added_numbers(mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[str, Any] | None:
+    if mine is None or theirs is None:
+        return theirs if mine is None else mine
+    both = Accumulator.from_dict(mine)
+    both.merge(Accumulator.from_dict(theirs))
+    return both.to_dict()
 
 
 def _count_values(into: dict[str, int], values: Mapping[str, int]) -> None:
@@ -108,8 +121,10 @@ def survey_of(
     profiles: Iterable[Profile] = tuple(PROFILES.values()),
     more_pairs: Sequence[tuple[str, str]] = (),
     replays: bool = False,
+    dialect: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Survey:
-    """One batch. `rollouts` None: nothing of it fits its tokens, only `settled` speaks. `replays`: with corrections."""
+    """One batch. `rollouts` None: nothing of it fits its tokens, only `settled` speaks. `replays`: with corrections.
+    `dialect`: a framework's name and options: its metrics too."""
     out = Survey(names)
     _count_records(out, rollouts, settled)
     if rollouts is None:
@@ -123,6 +138,11 @@ def survey_of(
     _gather_facts(out, rollouts)
     if a is not None and b is not None:
         _compared(out, rollouts, (a, b), view, profiles, ids, replays)
+    if dialect is not None:
+        numbers = Accumulator(*dialect)
+        for step, part in views(rollouts):
+            numbers.add(part, step)
+        out.numbers = numbers.to_dict()
     for x, y in more_pairs:
         if x in rollouts.scorings and y in rollouts.scorings:
             out.pairs[f"{x}/{y}"] = reduce(align(rollouts, x, y, drawn_by="none"), METRICS.values(), view)

@@ -59,6 +59,8 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 }
 #: Corrections that ask for the sign of an advantage; without advantages they are not replayed.
 SIGNED = ("off_policy_reject", "tv_mask", "binary_kl_mask", "vaco_mask")
+#: Corrections of the policy that is being updated: the dump's scorer stands for it.
+CURRENT = ("off_policy_reject",)
 #: What is added up for each, over trained tokens. `off`: |w - r|, how far the weight is from the ratio.
 SUMS = ("w", "w2", "moved", "off", "gradient")
 #: `m2po` drops the largest d^2 until their mean is at most this.
@@ -125,7 +127,10 @@ class _Batch:
 
 def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
     run, _ = REPLAYS[name]
-    c = run(**batch.inputs, **OPTIONS.get(name, {}))
+    inputs = dict(batch.inputs)
+    if name in CURRENT:
+        inputs["current"] = inputs.pop("old")
+    c = run(**inputs, **OPTIONS.get(name, {}))
     keep, trained = np.asarray(c.keep), batch.trained
     w = np.where(keep, c.weights, 0.0).astype(np.float64)
     size = np.ones(len(w)) if batch.advantages is None else np.abs(batch.advantages)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scenarios_audit
 import scenarios_legs
 import scenarios_loop
 import scenarios_tokens
@@ -230,6 +231,8 @@ SCENARIOS: dict[str, Callable[[], Report | TokenReport]] = {
     **scenarios_legs.SCENARIOS,
     **scenarios_tokens.SCENARIOS,
     **scenarios_loop.SCENARIOS,
+    **scenarios_audit.SCENARIOS,
 }
 #: Codes whose report is one of numbers; the others' is a `TokenReport`.
-OF_NUMBERS = [code for code in SCENARIOS if code not in {**scenarios_tokens.SCENARIOS, **scenarios_loop.SCENARIOS}]
+_TOLD = {**scenarios_tokens.SCENARIOS, **scenarios_loop.SCENARIOS, **scenarios_audit.SCENARIOS}
+OF_NUMBERS = [code for code in SCENARIOS if code not in _TOLD]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from onepolicy.dialects.key import Dialect, Key
     from onepolicy.gates.bounds import Bound
     from onepolicy.legs.base import Leg, Want
 
@@ -37,6 +38,7 @@ def explain(
 
 def _about(name: str) -> Iterator[str]:
     from onepolicy.codes import CODES, page
+    from onepolicy.dialects import key_names, key_of
     from onepolicy.errors import UnknownName
     from onepolicy.gates import PRESETS
     from onepolicy.legs import LEGS, SPECIAL
@@ -44,6 +46,8 @@ def _about(name: str) -> Iterator[str]:
 
     if name in CODES:
         return iter([plain_text(page(name))])
+    if key_of(name) is not None:
+        return _translated(name)
     if name in METRICS or name in ALIASES:
         return _metric(name)
     if name in LEGS:
@@ -52,7 +56,8 @@ def _about(name: str) -> Iterator[str]:
         return _rows(name, {"compares": SPECIAL[name], **SPECIAL_ROWS.get(name, {})})
     if name in PRESETS or name.endswith(".toml"):
         return _preset(name)
-    raise UnknownName("code, metric, leg or preset", name, [*CODES, *METRICS, *ALIASES, *LEGS, *SPECIAL, *PRESETS])
+    known = [*CODES, *METRICS, *ALIASES, *key_names(), *LEGS, *SPECIAL, *PRESETS]
+    raise UnknownName("code, metric, leg or preset", name, known)
 
 
 def _rows(title: str, rows: Mapping[str, str]) -> Iterator[str]:
@@ -67,8 +72,24 @@ def _metric(name: str) -> Iterator[str]:
     yield m.key if m.key == name else f"{name} is {m.key}"
     if name in ALIASES:
         alias = ALIASES[name]
-        same = "the same number" if alias.exact else "not the same number"
-        yield f"  {alias.origin}: {same}" + (f"; {alias.note}" if alias.note else "")
+        yield f"  {alias.origin}: {_sameness(alias.exact, alias.note)}"
+    yield from _metric_rows(m.key, besides=name)
+    yield _SIGNS
+
+
+_SIGNS = "  d = log-prob of the scorer minus log-prob of the sampler, r = e^d"
+
+
+def _sameness(exact: bool, note: str) -> str:
+    return ("the same number" if exact else "not the same number") + (f"; {note}" if note else "")
+
+
+def _metric_rows(key: str, besides: str) -> Iterator[str]:
+    from onepolicy.dialects import key_names
+    from onepolicy.metrics import ALIASES, METRICS
+
+    m, spelled = METRICS[key], set(key_names())
+    also = [n for n, a in ALIASES.items() if a.metric == key and n != besides and (":" not in n or n in spelled)]
     for label, said in (
         ("formula", m.formula),
         ("unit", m.unit),
@@ -76,13 +97,44 @@ def _metric(name: str) -> Iterator[str]:
         ("level", m.level),
         ("tokens", _USES.get(m.uses, m.uses)),
         ("source", m.source or "its definition"),
-        ("also", ", ".join(n for n, a in ALIASES.items() if a.metric == m.key and n != name)),
+        ("also", ", ".join(also)),
     ):
         if said:
             yield f"  {label:<8} {said}"
-    yield "  d = log-prob of the scorer minus log-prob of the sampler, r = e^d"
 
 
+def _translated(name: str) -> Iterator[str]:
+    """A framework's key: what it is, in which direction, its quirks, and our metric with the difference."""
+    from onepolicy.dialects import key_of
+
+    found = key_of(name)
+    assert found is not None
+    dialect, key = found
+    yield f"{name} is {key.ours}" if key.ours else f"{name}, a key of {dialect.title}"
+    yield f"  {dialect.title}: {_sameness(key.same, key.quirks) if key.ours else key.quirks or 'no metric of ours'}"
+    yield from (f"  {label:<8} {said}" for label, said in key_rows(dialect, key).items() if said)
+    if key.ours:
+        yield f"  ours     {key.ours}"
+        yield from _metric_rows(key.ours, besides=name)
+    yield _SIGNS
+
+
+def key_rows(dialect: Dialect, key: Key) -> dict[str, str]:
+    """What a dialect says of a key, by label; also of the docs."""
+    whose = dialect.options["scorer"].default
+    policy = f"the scorer is {whose}" if "scorer" in key.needs else ""
+    needs = [whose if name == "scorer" else name for name in key.needs]
+    options = "" if key.shown(dialect.resolve()) else f"only with options set, of {', '.join(dialect.options)}"
+    return {
+        "says": key.says,
+        "compares": "; ".join(x for x in (key.direction, policy) if x),
+        "needs": ", ".join(dict.fromkeys(n if n in _WHOLE else f"{n} log-probs" for n in needs)),
+        "logged": options,
+        "read in": f"{dialect.title} {dialect.read}; checked against {dialect.checked}",
+    }
+
+
+_WHOLE = ("entropy", "advantages")
 _USES = {
     "scored": "scored by both sides",
     "estimator": "drawn by the sampler, from the distribution that it reports",
@@ -236,6 +288,7 @@ def stretch(metric: str) -> str:
 
 def _everything() -> Iterator[str]:
     from onepolicy.codes import CODES
+    from onepolicy.dialects import key_names
     from onepolicy.gates import PRESETS
     from onepolicy.legs import LEGS, SPECIAL
     from onepolicy.metrics import ALIASES, METRICS
@@ -248,7 +301,8 @@ def _everything() -> Iterator[str]:
     yield "\nMetrics"
     known = {stretch(key): re.sub(r"positions .*", "positions from N on", m.formula) for key, m in METRICS.items()}
     yield from (f"  {key:<36} {formula}" for key, formula in known.items())
-    yield f"\nand {len(ALIASES)} names of other stacks, as {next(n for n in ALIASES if ':' in n)}"
+    others = [n for n in ALIASES if ":" not in n] + key_names()
+    yield f"\nand {len(others)} names of other stacks, as {key_names()[0]}"
 
 
 def plain_text(markdown: str) -> str:

@@ -111,7 +111,7 @@ INTEGRITY: dict[str, Code] = {
         1,
         FAIL,
         DRIFT,
-        "a side stores the likeliest token's log-prob instead of the sampled one's",
+        "a side stores the likeliest token's log-prob",
         "Read the sampled token's own entry: engines list the top tokens first, the sampled one may stand behind.",
         True,
     ),
@@ -205,4 +205,127 @@ MEANING: dict[str, Code] = {
     ),
 }
 
-AUDIT: dict[str, Code] = {**INTEGRITY, **MEANING}
+#: Causes read from the shape of the gap.
+SHAPE: dict[str, Code] = {
+    "padded-rows-in-softmax": Code(
+        3,
+        FAIL,
+        DRIFT,
+        "the scorer's softmax holds rows beyond the vocabulary",
+        "Cut the scorer's logits to the tokenizer's size, or set the padded rows to -inf, before the softmax.",
+    ),
+    "one-sided-gap": Code(
+        3,
+        WARN,
+        OPEN,
+        "the scorer's log-probs are lower everywhere: part of its mass is on tokens that cannot be drawn",
+        "Record top_p, top_k and min_p, and sampling_mask: they tell a truncated sampler from padded rows.",
+    ),
+    "staleness": Code(
+        4,
+        INFO,
+        PASS,
+        "part of the gap comes with the version lag, not with the engines",
+        "Compare engines at lag 0 only; correct for staleness, or allow less of it, if it dominates.",
+    ),
+    "stale-prefix-cache": Code(
+        4,
+        FAIL,
+        DRIFT,
+        "the prefix cache holds what older weights computed",
+        "Reset the prefix cache at every weight update.",
+    ),
+    "changes-inside-reply": Code(
+        4,
+        WARN,
+        PASS,
+        "the gap changes inside replies, at no common place",
+        "Record policy_version for each token: a label for the whole reply hides an update in the middle.",
+    ),
+    "changes-at-one-place": Code(
+        5,
+        FAIL,
+        DRIFT,
+        "the gap changes at one place of the replies",
+        "See what begins there: a chunk or window, the end of the trained context, drafted tokens.",
+    ),
+    "grows-with-position": Code(
+        5,
+        FAIL,
+        DRIFT,
+        "the gap grows along the reply",
+        "Compare rope settings, position ids and windows of both sides; then score in float32: a setting stays.",
+    ),
+    "rope-differs": Code(
+        5,
+        FAIL,
+        DRIFT,
+        "the two sides have different rope settings, and the gap grows with the position",
+        "Load one configuration on both sides; transformers 5 reads rope_theta inside rope_parameters.",
+    ),
+    "expert-routing-mismatch": Code(
+        5,
+        FAIL,
+        DRIFT,
+        "the gap is where the two sides took other experts",
+        "Replay the sampler's experts in the scorer (R3), or compute the router in float32 on both sides.",
+    ),
+    "noise-on-every-token": Code(
+        5,
+        FAIL,
+        DRIFT,
+        "as large a gap at certain tokens as at open ones: not rounding",
+        "Look for log-probs of other tokens, of another pass (dropout), or noise that is added on purpose.",
+    ),
+    "single-outlier": Code(
+        5,
+        WARN,
+        PASS,
+        "a few tokens hold most of the mean of exp|d|",
+        "Look at these tokens; report medians and tails beside means of exponentials, and cap the weights.",
+    ),
+    "quantisation-suspected": Code(
+        5,
+        WARN,
+        OPEN,
+        "broad noise of the size that the declared quantisation may give",
+        "Score the same ids with unquantised weights and KV cache: the difference is the quantisation's.",
+    ),
+    "larger-than-rounding": Code(
+        5,
+        WARN,
+        OPEN,
+        "the shape of rounding, but larger than rounding is assumed to be",
+        "A dump cannot tell other weights from coarse numbers: run onepolicy check on the two engines.",
+    ),
+    "coarser-than-declared": Code(
+        5,
+        WARN,
+        OPEN,
+        "the gap is that of a coarser precision than the declared one",
+        "Look for bf16 on one side: LM head, autocast, KV cache, stored log-probs.",
+    ),
+    "cause-unclear": Code(
+        6,
+        INFO,
+        OPEN,
+        "several causes fit alike",
+        "See what each of them needs to be told apart: more sequences, another column, or a leg of onepolicy check.",
+    ),
+    "bf16-noise": Code(
+        7,
+        INFO,
+        PASS,
+        "the gap has the shape and size of bf16 rounding",
+        "Nothing, if that is known; it is no proof that both engines are right.",
+    ),
+    "rounding-noise": Code(
+        7,
+        INFO,
+        PASS,
+        "the gap has the shape of rounding finer than bf16",
+        "Nothing, if that is known; it is no proof that both engines are right.",
+    ),
+}
+
+AUDIT: dict[str, Code] = {**INTEGRITY, **MEANING, **SHAPE}

@@ -7,6 +7,7 @@ come to the reported number are named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,13 +29,16 @@ from onepolicy.dialects.means import (
     sequence_mean,
     token_mean,
 )
-from onepolicy.dialects.view import View
+from onepolicy.dialects.view import MASKS, View
 from onepolicy.errors import UsageError
+from onepolicy.rollouts import Rollouts
 
 #: Relative difference up to which a number is reproduced. A dashboard's float32 sums are within 1e-5.
 TOLERANCE = 1e-4
 #: A number of this size says nothing about its definition: with equal engines every divergence is 0.
 NOTHING = 1e-12
+#: A number that was rounded for print is met to half a unit of its last digit, but never more loosely than this.
+ROUNDED = 0.01
 #: Caps of the ratio that frameworks have as defaults or presets.
 CAPS = (1.2, 2.0, 3.0, 5.0, 8.0, 10.0)
 BANDS = ((0.5, 2.0), (0.5, 5.0), (0.8, 1.2))
@@ -52,7 +56,7 @@ def _band(low: float, high: float) -> Term:
     return term
 
 
-#: name -> (what a token's value is, our metric of its token mean, the value): averaged in each of `_AVERAGES`
+#: name -> (what a token's value is, our metric of its token mean, the value): averaged in each of `AVERAGES`
 TERMS: dict[str, tuple[str, str, Term]] = {
     "k1": ("k1, -d", "kl_sampler_scorer_k1/mean", lambda v, o: -v.d),
     "k1_opposite": ("d, the opposite sign of k1", "log_ratio/mean", lambda v, o: v.d),
@@ -81,7 +85,7 @@ TERMS: dict[str, tuple[str, str, Term]] = {
     "surprisal_sampler": ("-log p_sampler", "", lambda v, o: -v.sampler),
     "surprisal_scorer": ("-log p_scorer", "", lambda v, o: -v.scorer),
 }
-_AVERAGES = {
+AVERAGES = {
     "token": "mean over tokens",
     "sequence": "mean over sequences of the sequence's mean",
     "padded": "mean over the padded batch, zeros included",
@@ -98,7 +102,7 @@ _MAKE = {"token": token_mean, "sequence": by_sequence, "padded": _padded}
 
 def _keys() -> Iterator[Key]:
     for name, (what, ours, term) in TERMS.items():
-        for average, how in _AVERAGES.items():
+        for average, how in AVERAGES.items():
             says = f"{what}; {how}"
             yield _MAKE[average](f"{name}/{average}", says, term, ours=ours if average == "token" else "")
     whole: dict[str, tuple[str, str, Term]] = {
@@ -129,8 +133,8 @@ DEFINITIONS: Dialect = dialect(
 class Match:
     """A definition that comes to a reported number. `as_named`: it is the one that the key's name stands for.
 
-    `mask`: `trained`, or `reply` where masked tokens are in; `policy`: the scorer, old or current; `relative`: by how
-    much `value` differs from `reported`.
+    `mask`: one of `view.MASKS`, the tokens it is of; `policy`: the scorer, old or current; `relative`: by how much
+    `value` differs from `reported`.
     """
 
     key: str
@@ -156,15 +160,16 @@ class Meanings:
     _sums: dict[tuple[str, str], Accumulator] = field(default_factory=dict[tuple[str, str], Accumulator])
     _named: Accumulator | None = None
 
-    def add(self, view: View, whole: View | None = None, step: int | None = None) -> None:
-        """A batch: the tokens that are trained on, and `whole`, all of the replies' tokens."""
-        for mask, tokens in (("trained", view), ("reply", whole)):
-            for policy in ("old", "current") if tokens is not None else ():
-                if tokens is not None and tokens.has(policy):
-                    self._of(mask, policy).add(tokens, step)
+    def add(self, views: View | Mapping[str, View], step: int | None = None) -> None:
+        """A batch: the tokens that are trained on, or views by the name of their mask, `trained` among them."""
+        named = {"trained": views} if isinstance(views, View) else views
+        for mask, view in named.items():
+            for policy in ("old", "current"):
+                if view.has(policy):
+                    self._of(mask, policy).add(view, step)
         if self.dialect is not None:
             self._named = self._named or Accumulator(self.dialect, self.options)
-            self._named.add(view, step)
+            self._named.add(named["trained"], step)
 
     def _of(self, mask: str, policy: str) -> Accumulator:
         if (mask, policy) not in self._sums:
@@ -184,6 +189,8 @@ class Meanings:
     ) -> dict[str, list[Match]]:
         """key -> the definitions that come to its number, the one it is named for first; of `step`, else of all steps.
 
+        `tolerance` is relative; a number of two digits or more is met to half a unit of its last digit besides.
+
         A key without a number, or whose number is 0, has only the definition it is named for, if that fits.
         Errors: `UsageError` for a tolerance below 0.
         """
@@ -191,7 +198,11 @@ class Meanings:
             raise UsageError(f"tolerance {tolerance}: wanted 0 or more")
         values = list(self._values(step))
         named = {} if self._named is None else _at(self._named, step)
-        return {k: self._match(k, x, values, named, tolerance) for k, x in reported.items() if x is not None}
+        return {
+            k: self._match(k, x, values, named, max(tolerance, _rounding(x)))
+            for k, x in reported.items()
+            if x is not None
+        }
 
     def _values(self, step: int | None) -> Iterator[tuple[Key, str, str, float]]:
         for (mask, policy), sums in self._sums.items():
@@ -230,24 +241,50 @@ class Meanings:
         return None, found[1].ours if found is not None and found[1].same else name
 
 
+def masked(rollouts: Rollouts, **names: str) -> dict[str, View]:
+    """A view by each of `MASKS`, those left out that select what one before them does; `names`: as of `View.of`."""
+    out: dict[str, View] = {}
+    for mask in MASKS:
+        view = View.of(rollouts, mask, **names)
+        if not any(np.array_equal(view.lengths, v.lengths) and _equal(view, v) for v in out.values()):
+            out[mask] = view
+    return out
+
+
+def _equal(x: View, y: View) -> bool:
+    return all(
+        np.array_equal(a, b, equal_nan=True) for a, b in ((x.sampler, y.sampler), (x.old, y.old)) if a is not None
+    )
+
+
 def definition_matches(
     reported: Mapping[str, float | None],
-    view: View,
+    views: View | Mapping[str, View],
     *,
-    whole: View | None = None,
     dialect: str | None = None,
     options: Mapping[str, Any] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, list[Match]]:
     """For each reported number the definitions that reproduce it to `tolerance`, relative; see `Meanings.matches`.
 
-    `view`: the tokens that are trained on; `whole`: all tokens of the replies (`View.of(rollouts, "reply")`), which
-    tells a mask that was forgotten. `dialect`, `options`: as which framework's key a name is read. Keys with a
-    `dialect:` before them, and our own metrics' keys, are read as such anyway.
+    `views`: the tokens that are trained on, or `masked(rollouts)`, which can tell a mask that was forgotten. `dialect`,
+    `options`: as which framework's keys the names are read; without one, that of the first key with a `dialect:` before
+    it. Our own metrics' keys are read as such.
     """
+    if dialect is None:
+        dialect = next((found[0].name for found in map(key_of, reported) if found is not None), None)
     meanings = Meanings(dialect, options)
-    meanings.add(view, whole)
+    meanings.add(views)
     return meanings.matches(reported, tolerance=tolerance)
+
+
+def _rounding(x: float) -> float:
+    """Half a unit of the last of a number's digits, relative; 0 for one digit, and for as many as a float has."""
+    mantissa, _, _ = f"{x!r}".lower().lstrip("-").partition("e")
+    digits = len(mantissa.replace(".", "").strip("0")) if math.isfinite(x) and x else 0
+    if not 2 <= digits <= 7:
+        return 0.0
+    return min(0.5 * 10.0 ** (math.floor(math.log10(abs(x))) - digits + 1) / abs(x), ROUNDED)
 
 
 def _at(sums: Accumulator, step: int | None) -> dict[str, float | None]:

@@ -40,7 +40,7 @@ MILES = dialect(
     "miles",
     scorer="old",
     read="0.0.2; main 31f1ca9, 2026-08-21",
-    checked="its own code, 0.0.2 (the MIS helper's keys by hand)",
+    checked="its own code, 0.0.2 (of the MIS helper: by hand)",
     keys=keys(
         lambda v, o: _finite(np.abs(v.d)),
         (

@@ -207,7 +207,7 @@ NEMO_RL = dialect(
     "NeMo-RL",
     scorer="old",
     read="main 7ea279a, 2026-08-22",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[replace(k, also=(f"train/{k.name}",)) for k in KEYS],
     options={
         "reference_policy_kl_type": Option("k3", "the estimator of both KL errors", "word", ("k1", "k2", "k3")),

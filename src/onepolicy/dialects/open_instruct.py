@@ -68,7 +68,7 @@ OPEN_INSTRUCT = dialect(
     "open-instruct",
     scorer="current",
     read="main e6c3044, 2026-08-20",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         mean(
             "debug/vllm_vs_local_logprob_diff_mean",

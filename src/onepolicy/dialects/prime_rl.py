@@ -58,7 +58,7 @@ PRIME_RL = dialect(
     "prime-rl",
     scorer="current",
     read="559b447, 2026-08-21",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         token_mean(
             "mismatch_kl/all/mean",

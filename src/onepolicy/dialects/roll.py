@@ -96,7 +96,7 @@ ROLL = dialect(
     "ROLL",
     scorer="old",
     read="main 8eb27cc, 2026-08-19",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         *(key for level in LEVELS for key in _values(level)),
         *(key for level in LEVELS for key in _rates(level)),

@@ -283,7 +283,7 @@ SLIME = dialect(
     "slime",
     scorer="old",
     read="main 624b824, 2026-08-21",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=keys(lambda v, o: np.abs(v.d)),
     options=OPTIONS,
     note="Before its rejection shrinks the mask. The keys of the helper's README differ from those of its code.",

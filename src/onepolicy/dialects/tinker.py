@@ -13,7 +13,7 @@ TINKER = dialect(
     "tinker-cookbook",
     scorer="current",
     read="main 9dfcc3a, 2026-08-19",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         token_mean(
             "optim/kl_sample_train_v1",

@@ -37,7 +37,7 @@ TORCHTITAN = dialect(
     "torchtitan",
     scorer="current",
     read="main b5bcd76, 2026-08-21",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         mean(
             "bit_wise/logprob_diff/mean",

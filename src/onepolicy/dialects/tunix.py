@@ -39,7 +39,7 @@ TUNIX = dialect(
     "tunix",
     scorer="old",
     read="main c7d8950, 2026-08-21",
-    checked="by hand, after the published formulas",
+    checked="numbers worked by hand after its published formulas",
     keys=[
         token_mean(
             "sampler_trainer/logp_diff_mean",

@@ -109,8 +109,8 @@ def _of_criterion(name: str) -> Iterator[Key]:
     unit = (lambda v: _statistic(v, name)) if per_token else (lambda v: _sequence(v, name))
     count, whose = (N, "token") if per_token else (FILLED, "sequence")
     yield _key(name, token_mean, "mean", f"mean over tokens of {name}", lambda v, o: _statistic(v, name))
-    yield _key(name, greatest, "max", f"the greatest {whose}'s {name}", lambda v, o: unit(v))
-    yield _key(name, least, "min", f"the least {whose}'s {name}", lambda v, o: unit(v))
+    yield _key(name, greatest, "max", f"the greatest {name} of a {whose}", lambda v, o: unit(v))
+    yield _key(name, least, "min", f"the least {name} of a {whose}", lambda v, o: unit(v))
     for word, high in (("high", True), ("low", False)):
         side = "above its upper" if high else "below its lower"
         term = lambda v, o, high=high: _outside(unit(v), o, name, high)
@@ -144,10 +144,10 @@ def _by_sequence(name: str) -> Iterator[Key]:
         key, says, (*moments(key, unit), FILLED), lambda o, x, xx, n: std(x, xx, n, single=0.0), **more
     )
     yield _key(name, make, "seq_std", f"standard deviation over sequences of {name}")
-    yield _key(name, greatest, "seq_max", f"the greatest sequence's {name}", unit)
-    yield _key(name, least, "seq_min", f"the least sequence's {name}", unit)
+    yield _key(name, greatest, "seq_max", f"the greatest {name} of a sequence", unit)
+    yield _key(name, least, "seq_min", f"the least {name} of a sequence", unit)
     yield _key(
-        name, greatest, "seq_max_deviation", f"the greatest sequence's |{name}|", lambda v, o: np.abs(unit(v, o))
+        name, greatest, "seq_max_deviation", f"the greatest |{name}| of a sequence", lambda v, o: np.abs(unit(v, o))
     )
     for word, high in (("high", True), ("low", False)):
         if high or name.endswith("k1"):

@@ -13,8 +13,9 @@ from onepolicy.errors import ContentError, UnknownName
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import BoolArray, FloatArray, IntArray, Values
 
-#: Which tokens are in: those that are trained on; those the sampler drew; all of the reply, masked or not.
-MASKS = ("trained", "drawn", "reply")
+#: Which tokens are in: those that are trained on; those the sampler drew; all of the reply, masked or not; all that the
+#: sampler has a value for, the prompt's too.
+MASKS = ("trained", "drawn", "reply", "all")
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +156,8 @@ def views(rollouts: Rollouts, mask: str = "trained", **names: str) -> Iterator[t
 def _mask(rollouts: Rollouts, mask: str) -> BoolArray:
     if mask not in MASKS:
         raise UnknownName("mask", mask, MASKS)
+    if mask == "all":
+        return rollouts.scorings["sampler"].logprobs.mask()
     if mask == "reply":
         return _positions(rollouts) >= np.repeat(_prompts(rollouts), rollouts.lengths)
     drawn, trained = rollouts.drawn, rollouts.tokens.get("loss_mask")

@@ -16,7 +16,7 @@ from onepolicy.formats.json_text import parsed
 
 PARQUET = b"PAR1"
 #: How much of a list, a text and of nested values an abridged head keeps.
-_CELLS, _CHARS, _DEPTH = 3, 120, 4
+_CELLS, _CHARS, _DEPTH = 3, 120, 8
 #: Lines that are tried for one that is whole.
 _LINES = 4
 
@@ -70,7 +70,8 @@ def _short(x: Any, depth: int) -> Any:
     if isinstance(x, str):
         return x[:_CHARS]
     if isinstance(x, dict):
-        items = cast(dict[str, Any], x).items()
+        whole = depth == _DEPTH or len(cast(dict[str, Any], x)) <= 64
+        items = list(cast(dict[str, Any], x).items())[: None if whole else 64]
         return {k: _short(v, depth - 1) for k, v in items} if depth else {}
     if isinstance(x, list):
         return [_short(v, depth - 1) for v in cast(list[Any], x)[:_CELLS]] if depth else []

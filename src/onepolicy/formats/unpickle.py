@@ -195,9 +195,9 @@ class _Zip:
             raise context.fail("damaged: two records of the archive have one name")
         grown = sum(i.file_size for i in infos if i.compress_type != zipfile.ZIP_STORED)
         if grown > _INFLATE * source.size + (1 << 24):
-            raise context.fail(
-                f"its records claim {grown} bytes, more than {_INFLATE} files of this size; not unpacked"
-            )
+            raise context.fail(f"packed records of {grown} bytes, more than {_INFLATE} files; not unpacked")
+        if sum(i.file_size for i in infos if i.compress_type == zipfile.ZIP_STORED) > source.size:
+            raise context.fail("damaged or made up: its records are larger than the file")
 
     def _start(self, info: zipfile.ZipInfo) -> int:
         header = self.source.read(self.context, info.header_offset, 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import Batch, Told
-from onepolicy.integrity.places import many, place, places, spot
+from onepolicy.integrity.places import place, places, spot
 from onepolicy.types import Finding
 
 
@@ -28,6 +28,6 @@ def judge(total: Counted, told: Told) -> list[Finding]:
         return []
     first = total.spots["broken:first"]
     why = places(first)[0]["why"]
-    message = f"{n:,} of {many(of, 'record')} cannot be read; the first: {why}"
+    message = f"{n:,} of {of:,} records cannot be read; the first: {why}"
     evidence = {"unreadable": n, "records": of, "share": n / of, "places": places(first)}
     return [finding("records-unreadable", message, place=place(first), evidence=evidence, origin="run")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import Batch, Told
-from onepolicy.integrity.places import many, place, places, spot
+from onepolicy.integrity.places import place, places, spot
 from onepolicy.types import Finding
 
 
@@ -30,9 +30,9 @@ def judge(total: Counted, told: Told) -> list[Finding]:
     of = total.counts["claims:records"]
     kinds = {k.split(":", 1)[1]: n for k, n in sorted(total.counts.items()) if k != "claims:records"}
     case = places(first)[0]
-    says = ", ".join(f"{what}: {many(n, 'record')}" for what, n in kinds.items())
+    says = ", ".join(f"{what}: {n:,} of {of:,} records" for what, n in kinds.items())
     message = (
-        f"records state counts that are not theirs ({says} of {of:,}); the first says {case['claimed']} for "
+        f"records state counts that are not theirs ({says}); the first says {case['claimed']} for "
         f"{case['count']} and holds {case['found']}"
     )
     evidence = {"counts": kinds, "records": of, "places": places(first)}

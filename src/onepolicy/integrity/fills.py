@@ -108,6 +108,8 @@ def _zeros(
     out.count(f"fills:{side}:zero", int(filled.sum()))
     out.count(f"fills:{side}:zero records", int(rows.sum()))
     out.count(f"fills:{side}:all-zero records", int(all_zero.sum()))
+    last = (pair.starts + pair.lengths - 1)[record]
+    out.count(f"fills:{side}:zero at the end", int((filled & (zero == last) & ~all_zero[record]).sum()))
     out.greatest(f"fills:{side}:worst", float(pair.gap[zero[filled]].max()))
     picked = zero[filled]
     spot_tokens(out, f"fills:{side}:zero", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
@@ -251,8 +253,20 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     all_zero = total.counts.get(key + "all-zero records", 0)
     if all_zero:
         message += f"; in {many(all_zero, 'record')} every value is 0.0"
-    evidence = {"side": told.name(side), "filled": n, "tokens": of, "share": n / of, "values": kinds,
-                "all_zero_records": all_zero, "records": _by_record(total, key), "places": places(spots)}  # fmt: skip
+    at_end = total.counts.get(key + "zero at the end", 0)
+    if at_end and at_end == kinds.get("0.0"):
+        message += "; each is the last token of its reply: one that was appended, not drawn"
+    evidence = {
+        "side": told.name(side),
+        "filled": n,
+        "tokens": of,
+        "share": n / of,
+        "values": kinds,
+        "all_zero_records": all_zero,
+        "at_the_end": at_end,
+        "records": _by_record(total, key),
+        "places": places(spots),
+    }
     worst = total.most.get(key + "worst")
     if worst is not None:
         evidence["worst_factor"] = math.exp(min(worst, 700.0))

@@ -14,7 +14,7 @@ from onepolicy.formats.base import RawColumn, RawRecord
 from onepolicy.formats.settle import Fault, length_of
 from onepolicy.integrity.base import Batch, Told
 from onepolicy.integrity.explain_length import explain
-from onepolicy.integrity.places import many, place, places, spot
+from onepolicy.integrity.places import place, places, spot
 from onepolicy.types import BoolArray, Finding, FloatArray
 
 
@@ -96,7 +96,7 @@ def judge(total: Counted, told: Told) -> list[Finding]:
     case = rows[0]
     words = f"{case['column']} has {case['got']:,} for {case['wanted']:,} tokens"
     why = f"; {_why(case)}" if case.get("explanation") else ""
-    message = f"{n:,} of {many(of, 'record')} have columns of another length than their tokens; the first: {words}{why}"
+    message = f"{n:,} of {of:,} records have columns of another length than their tokens; the first: {words}{why}"
     evidence = {"wrong": n, "records": of, "share": n / of, "kinds": kinds, "places": rows}
     return [
         finding("logprob-length-mismatch", message, place=place(first), evidence=evidence, origin="run",

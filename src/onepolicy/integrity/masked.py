@@ -1,6 +1,6 @@
 """Values at places that do not count: prompts, tool output, tokens that the loss mask takes out.
 
-0.0 and null are harmless there. NaN, infinities, numbers above 0 and numbers as low as -20 are not: a ratio of them is
+0.0 and null are harmless there. NaN, infinities, numbers above 0 and numbers as low as -60 are not: a ratio of them is
 0, NaN or infinite before the mask comes, and 0 times that is NaN.
 """
 
@@ -15,7 +15,7 @@ from onepolicy.integrity.places import many, place, places, spot_tokens
 from onepolicy.types import BoolArray, Finding, FloatArray
 
 #: No log-prob of a text that was drawn or written is below this (nats), or seldom.
-_LOW = -20.0
+_LOW = -60.0
 #: Gap (nats) whose exp no longer fits float32.
 _OVERFLOWS = 80.0
 
@@ -46,7 +46,7 @@ def _kinds(x: FloatArray) -> dict[str, BoolArray]:
             "nan": np.isnan(x),
             "infinite": np.isinf(x),
             "above 0": (x > 0.0) & np.isfinite(x),
-            "below -20": (x < _LOW) & np.isfinite(x),
+            "below -60": (x < _LOW) & np.isfinite(x),
         }
 
 
@@ -61,7 +61,7 @@ def _overflowing(out: Counted, batch: Batch, outside: BoolArray) -> None:
 def judge(total: Counted, told: Told) -> list[Finding]:
     kinds: dict[str, dict[str, int]] = {}
     for side in SIDES:
-        found = {k: total.counts.get(f"masked:{side}:{k}", 0) for k in ("nan", "infinite", "above 0", "below -20")}
+        found = {k: total.counts.get(f"masked:{side}:{k}", 0) for k in ("nan", "infinite", "above 0", "below -60")}
         if any(found.values()):
             kinds[told.name(side)] = {k: n for k, n in found.items() if n}
     if not kinds:

@@ -77,7 +77,7 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     if kind is None:
         return None
     word = {"bf16": "bfloat16", "fp16": "float16"}[kind]
-    half = {"bf16": 2.0**-9, "fp16": 2.0**-12}[kind]
+    half = {"bf16": 2.0**-8, "fp16": 2.0**-11}[kind]
     message = f"{told.name(side)}: {on[kind]:,} of {many(n, 'log-prob')} are {word} numbers exactly"
     message += f"; storing them so moved each by up to {half:.2%} of its size"
     evidence = {"side": told.name(side), "tokens": n, f"share_exact_{kind}": on[kind] / n,

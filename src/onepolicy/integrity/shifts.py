@@ -15,7 +15,7 @@ from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.grid import GRID_BITS, segment_sums, to_float
 from onepolicy.integrity.base import Batch, Pair, Told
-from onepolicy.integrity.places import many, place, places, spot_records
+from onepolicy.integrity.places import place, places, spot_records
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
 
 LAGS = (-2, -1, 0, 1, 2)
@@ -184,7 +184,7 @@ def judge(total: Counted, told: Told) -> list[Finding]:
     most = total.most[f"shifts:{lag}:most"]
     means = [_mean(total, lag, x) for x in (0, lag)]
     message = (
-        f"{_words(lag, told)} in {n:,} of {many(of, 'record')}: the mean gap is {means[0]:.3g} nats as they stand and "
+        f"{_words(lag, told)} in {n:,} of {of:,} records: the mean gap is {means[0]:.3g} nats as they stand and "
         f"{means[1]:.2g} after the shift (correlation {corr0:.2f} and {corr:.4f})"
     )
     evidence = {

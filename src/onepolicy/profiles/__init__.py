@@ -28,7 +28,10 @@ PROFILES: dict[str, Profile] = {
         Profile("place", "first and last token", bins.place),
         Profile("repeated", "seen before", bins.repeated),
         Profile("kept", "tokens kept by top-p, top-k, min-p", bins.kept, "sampling_mask"),
-        Profile("routes", "experts", bins.routes, "routed_experts and scorer_routed_experts"),
+        Profile("routes", "experts", bins.routes(), "routed_experts and scorer_routed_experts"),
+        Profile(
+            "routes before", "experts one token before", bins.routes(1), "routed_experts and scorer_routed_experts"
+        ),
         Profile("lag", "version lag", bins.lag, "policy_version and scorer_version"),
         Profile("version", "sampler's weights", bins.version, "policy_version"),
         Profile("span", "replies of several versions", bins.span, "policy_version"),

@@ -71,24 +71,35 @@ def kept(seen: Seen) -> Binned:
     return np.where(known, octave, -1), ["none", *(str(1 << k) for k in range(24))]
 
 
-def routes(seen: Seen) -> Binned:
-    """Whether both sides took the same experts in every layer. The rows of both stand at the token that was routed,
-    which is the one before the token that is scored."""
-    rows = expert_rows(seen)
-    if rows is None:
-        return None
-    known = (rows[0] >= 0).any(axis=1) & (rows[1] >= 0).any(axis=1)
-    same = (np.sort(rows[0], axis=1) == np.sort(rows[1], axis=1)).all(axis=1)
-    return np.where(known, np.where(same, 0, 1), -1), ["same experts", "other experts"]
+def routes(before: int = 0) -> Callable[[Seen], Binned]:
+    """Whether both sides took the same experts in every layer, at the token itself or at the one `before` it.
+
+    Which of the two rows belongs to a log-prob is the dump's own convention: engines store experts at the token that
+    was routed, which is the one before the token that is scored; frameworks often shift them.
+    """
+
+    def bins(seen: Seen) -> Binned:
+        rows = expert_rows(seen, before)
+        if rows is None:
+            return None
+        known = (rows[0] >= 0).any(axis=1) & (rows[1] >= 0).any(axis=1)
+        same = (np.sort(rows[0], axis=1) == np.sort(rows[1], axis=1)).all(axis=1)
+        return np.where(known, np.where(same, 0, 1), -1), ["same experts", "other experts"]
+
+    return bins
 
 
-def expert_rows(seen: Seen) -> tuple[IntArray, IntArray] | None:
-    """`[N, L * K]` experts of the sampler and the scorer at each token, layer by layer, -1 where not known."""
+def expert_rows(seen: Seen, before: int = 0) -> tuple[IntArray, IntArray] | None:
+    """`[N, L * K]` experts of the sampler and the scorer at each token (or `before` it), layer by layer, -1 where not
+    known."""
     ours, theirs = (seen.rollouts.lists.get(n) for n in ("routed_experts", "scorer_routed_experts"))
     if ours is None or theirs is None:
         return None
     width = int(max(np.diff(ours.offsets).max(initial=0), np.diff(theirs.offsets).max(initial=0)))
-    return _padded_rows(ours, width)[seen.at], _padded_rows(theirs, width)[seen.at]
+    inside = seen.at - before >= seen.rollouts.offsets[:-1][seen.sequence]
+    at = np.where(inside, seen.at - before, 0)
+    first, second = (np.where(inside[:, None], _padded_rows(x, width)[at], -1) for x in (ours, theirs))
+    return first, second
 
 
 def _padded_rows(lists: Lists, width: int) -> IntArray:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from onepolicy.signatures import penalties, raw_processed, softcap, stored_policy, temperature, truncation
+from onepolicy.signatures import (
+    experts,
+    inside,
+    lag,
+    mass,
+    outliers,
+    penalties,
+    position,
+    raw_processed,
+    records,
+    rounding,
+    series,
+    softcap,
+    stored_policy,
+    temperature,
+    truncation,
+)
 from onepolicy.signatures.base import Answer, Evidence, Signature
 
 __all__ = ["SIGNATURES", "Answer", "Evidence", "Signature"]
@@ -17,5 +33,14 @@ SIGNATURES: dict[str, Signature] = {
         softcap.SIGNATURE,
         raw_processed.SIGNATURE,
         *stored_policy.SIGNATURES,
+        mass.SIGNATURE,
+        *inside.SIGNATURES,
+        *lag.SIGNATURES,
+        *series.SIGNATURES,
+        *records.SIGNATURES,
+        experts.SIGNATURE,
+        position.SIGNATURE,
+        outliers.SIGNATURE,
+        *rounding.SIGNATURES,
     )
 }

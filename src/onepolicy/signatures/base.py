@@ -60,7 +60,8 @@ class Answer:
 class Signature:
     """One cause. `code`: its finding; `needs`: profiles and columns it cannot do without; `rivals`: signatures that
     leave the same mark, so that both abstain unless one is ruled out; `look`: what it counts of a batch itself (a
-    `Seen` and the batch's pairs), where profiles and rows are not enough."""
+    `Seen` and the batch's pairs), where profiles and rows are not enough. `last`: asked only if none with a smaller
+    number fits (1: what is left is described; 2: what is left is rounding)."""
 
     key: str
     code: str
@@ -69,3 +70,4 @@ class Signature:
     needs: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     look: Callable[[Any], Counted] | None = None
+    last: int = 0

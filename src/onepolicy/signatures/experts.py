@@ -12,7 +12,7 @@ from onepolicy.counted import Counted
 from onepolicy.profiles.base import Bins, Seen
 from onepolicy.profiles.bins import expert_rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import contrast
+from onepolicy.signatures.contrast import Contrast, contrast
 from onepolicy.signatures.scale import spots
 from onepolicy.types import IntArray
 
@@ -24,24 +24,31 @@ LARGER = 3.0
 
 
 def look(seen: Seen) -> Counted:
-    """Tokens with other experts and their places; how many layers differ, for each number of experts a layer may have."""
+    """Tokens with other experts and their places; how many layers differ, for each number of experts a layer may have.
+
+    Both for the experts at the token (`0 ...`) and at the one before it (`1 ...`).
+    """
     out = Counted()
-    rows = expert_rows(seen)
-    if rows is None:
-        return out
+    for before in (0, 1):
+        rows = expert_rows(seen, before)
+        if rows is not None:
+            _count(out, seen, rows, before)
+    return out
+
+
+def _count(out: Counted, seen: Seen, rows: tuple[IntArray, IntArray], before: int) -> None:
     ours, theirs = rows
     known = (ours >= 0).any(axis=1) & (theirs >= 0).any(axis=1)
     other = known & (np.sort(ours, axis=1) != np.sort(theirs, axis=1)).any(axis=1)
-    out.count("known", int(known.sum()))
-    out.count("other", int(other.sum()))
-    out.spot("other", spots(seen, other))
+    out.count(f"{before} known", int(known.sum()))
+    out.count(f"{before} other", int(other.sum()))
+    out.spot(f"{before} other", spots(seen, other))
     width = ours.shape[1]
     if known.any():
         first = np.flatnonzero(known & (seen.index < 8))
         for k in (k for k in range(1, width + 1) if width % k == 0):
-            out.count(f"repeats {width} {k}", _repeats(ours[first], k))
-            out.count(f"layers {width} {k}", _layers(ours[other], theirs[other], k))
-    return out
+            out.count(f"{before} repeats {width} {k}", _repeats(ours[first], k))
+            out.count(f"{before} layers {width} {k}", _layers(ours[other], theirs[other], k))
 
 
 def _repeats(rows: IntArray, k: int) -> int:
@@ -56,7 +63,13 @@ def _layers(ours: IntArray, theirs: IntArray, k: int) -> int:
 
 
 def judge(e: Evidence) -> Answer:
-    bins, counted = e.profiles.get("routes"), e.extra.get("experts")
+    """At the token or the one before it, whichever explains more."""
+    answers = [_judge(e, before) for before in (0, 1)]
+    return max(answers, key=lambda a: (a.verdict == "fits", a.strength, a.verdict == "no"))
+
+
+def _judge(e: Evidence, before: int) -> Answer:
+    bins, counted = e.profiles.get("routes before" if before else "routes"), e.extra.get("experts")
     if bins is None or counted is None:
         return Answer("lacks", "needs routed_experts and scorer_routed_experts")
     if not bins.n(OTHER):
@@ -70,16 +83,7 @@ def judge(e: Evidence) -> Answer:
         if held.n_other < 5 or not held.enough:
             return Answer("unclear", f"the experts differ at {held.n_other} tokens, too few to hold their gap against")
         return Answer("no", f"the gap is the same where the experts differ ({held.abs_other:.2g}, {held.abs_base:.2g})")
-    width, k = layout(counted)
-    layers = width // k if k else None
-    evidence: dict[str, Any] = {
-        "tokens_differing": [s.position for s in counted.spots.get("other", [])],
-        "records": [s.record for s in counted.spots.get("other", [])],
-        "share_tokens": held.n_other / (held.n_other + held.n_base),
-        "share_token_layers": _share(counted, width, k), "layers": layers, "experts_a_layer": k or None,
-        "mean_abs_differing": held.abs_other, "mean_abs_same": held.abs_base, "chance": chance,
-        "share_of_gap": held.share,
-    }  # fmt: skip
+    evidence = _evidence(counted, held, before) | {"chance": chance}
     message = (
         f"the gap is where the two sides took other experts: mean |d| {held.abs_other:.3g} at these "
         f"{held.n_other} tokens ({evidence['share_tokens']:.1%}), {held.abs_base:.2g} at the others"
@@ -89,25 +93,35 @@ def judge(e: Evidence) -> Answer:
     return Answer("fits", "the gap is where the experts differ", out, _raw_share(bins))
 
 
+def _evidence(counted: Counted, held: Contrast, before: int) -> dict[str, Any]:
+    width, k = layout(counted, before)
+    found = counted.spots.get(f"{before} other", [])
+    known = counted.counts.get(f"{before} known", 0)
+    layers = width // k if k else None
+    share = counted.counts[f"{before} layers {width} {k}"] / (known * layers) if layers and known else None
+    return {
+        "tokens_differing": [s.position for s in found], "records": [s.record for s in found],
+        "share_tokens": held.n_other / (held.n_other + held.n_base), "share_token_layers": share, "layers": layers,
+        "experts_a_layer": k or None, "mean_abs_differing": held.abs_other, "mean_abs_same": held.abs_base,
+        "share_of_gap": held.share, "experts_of": "the token before" if before else "the token",
+    }  # fmt: skip
+
+
 def _raw_share(bins: Bins) -> float:
     total = bins.get(SAME, "abs") + bins.get(OTHER, "abs")
     more = max(0.0, bins.mean(OTHER) - bins.mean(SAME)) * bins.n(OTHER) * 2.0**32
     return min(1.0, more / total) if total else 0.0
 
 
-def _share(counted: Counted, width: int, k: int) -> float | None:
-    known = counted.counts.get("known", 0)
-    return counted.counts.get(f"layers {width} {k}", 0) / (known * (width // k)) if k and known else None
-
-
-def layout(counted: Counted) -> tuple[int, int]:
+def layout(counted: Counted, before: int = 0) -> tuple[int, int]:
     """(experts named a token, experts a layer): the largest group in which no expert comes twice. (0, 0): not known."""
-    sizes = [tuple(map(int, key.split()[1:])) for key in counted.counts if key.startswith("repeats ")]
+    head = f"{before} repeats "
+    sizes = [tuple(map(int, key.removeprefix(head).split())) for key in counted.counts if key.startswith(head)]
     widths = {w for w, _ in sizes}
     if len(widths) != 1:
         return 0, 0
     width = next(iter(widths))
-    return width, max((k for w, k in sizes if not counted.counts[f"repeats {w} {k}"]), default=0)
+    return width, max((k for w, k in sizes if not counted.counts[f"{head}{w} {k}"]), default=0)
 
 
 def by_chance(bins: Bins) -> float:

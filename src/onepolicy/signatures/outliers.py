@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onepolicy.codes import finding
-from onepolicy.signatures.base import Answer, Evidence
+from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.rounding import EVERY
 from onepolicy.signatures.scale import BANDS, Far, far, level
 
@@ -50,3 +50,8 @@ def _share(found: Far, n: int) -> float:
 def _median(e: Evidence) -> float | None:
     m = e.measurements.get("abs_log_ratio/p50")
     return None if m is None else m.value
+
+
+SIGNATURE = Signature(
+    "outlier", "single-outlier", "a few tokens hold most of the mean of exp|d|", judge, ("log-probs of both sides",)
+)

@@ -13,9 +13,8 @@ from onepolicy.profiles.base import Bins
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import SEQUENCES, SURE, told
 
-#: The last quarter against the first, on the tokens' own scale. Rounding piles up too: bf16 by less than half
-#: (measured over 2,048 tokens of a 135M model).
-GROWTH = 1.6
+#: The last quarter against the first, on the tokens' own scale, and that it still grows from the third quarter on.
+GROWTH, STILL = 1.6, 1.12
 #: Rank correlation of the gap with the place, over sixteenths of the replies; 0.8 comes once in 5,000 without a trend.
 TREND = 0.8
 QUARTERS = tuple(tuple(str(4 * q + k) for k in range(4)) for q in range(4))
@@ -32,6 +31,8 @@ def judge(e: Evidence) -> Answer:
     growth, trend, z = scaled[3] / max(scaled[0], 1e-12), _trend(bins), _std_errors(quarters)
     if growth < GROWTH or trend < TREND:
         return Answer("no", f"the last quarter's gap is {growth:.2g} times the first's at equal probability")
+    if scaled[3] < STILL * scaled[2]:
+        return Answer("no", "the gap rises early in the reply and then stays, as after a change at one place")
     if _steady_by_place(e):
         return Answer("no", "at one place in the reply the gap is the same in short and long replies and does not grow")
     if _at_repeats(e):
@@ -46,7 +47,9 @@ def judge(e: Evidence) -> Answer:
         "mean_abs_by_position": {k: e.profiles["position"].mean(k) for k in e.profiles["position"].labels()},
     }  # fmt: skip
     sizes = ", ".join(f"{x:.2g}" for x in evidence["mean_abs_by_quarter"])
-    return Answer("fits", "the gap grows with the position", _found(e, differs, sizes, evidence, enough), _share(scaled))
+    return Answer(
+        "fits", "the gap grows with the position", _found(e, differs, sizes, evidence, enough), _share(scaled)
+    )
 
 
 def _found(e: Evidence, differs: dict[str, Any], sizes: str, evidence: dict[str, Any], enough: bool) -> Any:
@@ -118,5 +121,5 @@ def _settings(e: Evidence, name: str) -> dict[str, Any]:
 
 SIGNATURE = Signature(
     "position", "grows-with-position", "the gap grows along the reply", judge, needs=("replies of 16 tokens",),
-    rivals=("changes-inside", "one-place"),
+    rivals=("changes_inside", "one_place"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onepolicy.codes import finding
-from onepolicy.rows import MISSING
+from onepolicy.rows import MISSING, Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, told
 from onepolicy.types import BoolArray, FloatArray
@@ -98,17 +98,17 @@ def _since(e: Evidence) -> tuple[str, int] | None:
     return None
 
 
-def _means(rows: FloatArray, where: BoolArray) -> FloatArray:
+def _means(rows: Rows, where: BoolArray) -> FloatArray:
     return rows["scaled"][where] / rows["n"][where]
 
 
-def _row_contrast(rows: FloatArray) -> float:
+def _row_contrast(rows: Rows) -> float:
     """Mean gap of replies with a cached prefix over that of those without one."""
     sides = [_means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)]
     return float(sides[0].mean() / max(sides[1].mean(), 1e-12)) if min(map(len, sides)) >= 3 else 1.0
 
 
-def _row_z(rows: FloatArray) -> float:
+def _row_z(rows: Rows) -> float:
     x, y = _means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)
     if min(len(x), len(y)) < 3:
         return 0.0
@@ -165,7 +165,7 @@ def _at_equal_length(e: Evidence) -> bool:
 SIGNATURES = (
     Signature("cache", "depends-on-cache", "the gap comes with cached prefixes", cache, ("cached_prefix_length",)),
     Signature(
-        "stale-cache", "stale-prefix-cache", "a gap at cached prefixes since the weights changed", stale,
+        "stale_cache", "stale-prefix-cache", "a gap at cached prefixes since the weights changed", stale,
         ("cached_prefix_length", "scorer_version or policy_version"),
     ),
     Signature("padding", "depends-on-padding", "the gap comes with padding", padding, ("padding_length",)),

@@ -1,8 +1,8 @@
-"""What rounding looks like, and what only looks like it: noise of its shape that is too large, and noise on every token.
+"""What rounding looks like, and what only looks like it: noise of its shape but too large, and noise on every token.
 
-Sizes: |d| / (1 - p + 0.003), 75% quantile. Measured between healthy engines: bf16 0.05 to 0.24 (a 135M model, the
-packaged tiny model, the fake engine), fp16 0.01, fp32 1e-6 to 1e-5. A dump has no legs, so these are assumed, three times
-as wide: they decide whether a gap is *of a shape and size that rounding gives*, never that the engine is right.
+Sizes: |d| / (1 - p + 0.003), 75% quantile. Between healthy sides bf16 gives 0.05 to 0.24, fp16 0.01, fp32 1e-6 to 1e-5
+(the fake engine in two reduction orders, field cases of bf16 runs). A dump has no legs, so limits are assumed, with
+room above these: they decide whether a gap is *of a shape and size that rounding gives*, never that it is rounding.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from typing import Any
 
 from onepolicy.codes import finding
-from onepolicy.signatures.base import Answer, Evidence
-from onepolicy.signatures.scale import Level, level
+from onepolicy.signatures.base import Answer, Evidence, Signature
+from onepolicy.signatures.scale import Level, level, look
 
 #: dtype -> the largest 75% quantile of |d| / (1 - p) that its rounding is taken for.
 MOST = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.4}
@@ -168,3 +168,13 @@ def _quantised(e: Evidence) -> dict[str, str]:
             if coarse:
                 out[f"{name} {what}"] = ", ".join(coarse)
     return out
+
+
+SIGNATURES = (
+    Signature("rounding", "bf16-noise", "the shape and size of rounding", noise, ("log-probs of both sides",),
+              look=look, last=2),
+    Signature("beyond_rounding", "larger-than-rounding", "the shape of rounding, but larger", beyond,
+              ("log-probs of both sides",), last=1),
+    Signature("every_token", "noise-on-every-token", "as large at certain tokens as elsewhere", broad,
+              ("log-probs of both sides",)),
+)  # fmt: skip

@@ -28,7 +28,7 @@ def test_folders_globs_and_files_are_expanded_once_and_sorted(tmp_path: Path) ->
     everything = files.expand([tmp_path])
     assert [Path(p).name for p in everything] == ["1.jsonl", "3.jsonl", "2.jsonl", "c.txt"]
     assert files.expand([f"{tmp_path}/**/*.jsonl", tmp_path / "a" / "1.jsonl"]) == everything[:3]
-    with pytest.raises(UsageError, match="no such file or folder, and no file matches: .*/none"):
+    with pytest.raises(UsageError, match=r"no such file or folder, and no file matches: .*/none"):
         files.expand([tmp_path / "none"])
 
 
