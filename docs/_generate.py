@@ -355,7 +355,7 @@ def _key_row(key: Key) -> tuple[str, str]:
     ours = f"`{key.ours}`" + ("" if key.same else ", another number") if key.ours else ""
     name, says, direction = key.name, key.says, key.direction
     if criterion := next((c for c in CRITERIA if f"_{c}_" in name), None):
-        name, says = name.replace(f"_{criterion}_", "_{criterion}_"), says.replace(criterion, "it")
+        name, says = name.replace(f"_{criterion}_", "_{criterion}_"), says.removeprefix(f"{criterion}: ")
         direction = "k1: -d, then the bounds; k2, k3: KL(sampler || scorer)"
     return name, f"| `{name}` | {_plain(says)} | {_plain(direction)} | {_plain(key.quirks)} | {ours} |\n"
 

@@ -106,7 +106,8 @@ def _rollouts(
 
     records: dict[str, Any] = {
         "group_id": [str(i) for i in range(size)], "step": step.tolist(), "scorer_version": step.tolist(),
-        "prompt_length": [PROMPT] * size, "padding_length": (int(lengths.max()) - lengths).tolist(),
+        "prompt_length": [PROMPT] * size, 
+        "padding_length": (rng.integers(0, 2, size) * (int(lengths.max()) - lengths)).tolist(),
         "cached_prefix_length": (4 * rng.integers(0, 2, size)).tolist(), "temperature": [1.0] * size,
         "top_p": [1.0] * size, "top_k": [-1] * size, "min_p": [0.0] * size, "repetition_penalty": [1.0] * size,
         "logprob_semantics": ["processed"] * size,
@@ -241,20 +242,20 @@ def _part(r: Rollouts) -> np.ndarray:
     return index / np.maximum(np.bincount(sequence, minlength=len(r))[sequence] - 1, 1)
 
 
-def _mixed_versions(r: Rollouts, rng: np.random.Generator) -> Rollouts:
+def _mixed_versions(r: Rollouts, rng: np.random.Generator, off: float = 0.15) -> Rollouts:
     """The weights change inside every third reply, and a version per token says where."""
     sequence, index = index_of(r)
     at = rng.integers(12, 28, len(r))
     old = (sequence % 3 == 0) & (index < at[sequence])
-    out = with_side(r, "old", np.where(old, other_logits(r, 0.15, rng), both(r)[1]))
+    out = with_side(r, "old", np.where(old, other_logits(r, off, rng), both(r)[1]))
     version = np.repeat(r.records["scorer_version"].values, r.lengths)
     version[r.drawn] -= old
     return replace(out, tokens={**out.tokens, "policy_version": Values(version)})
 
 
 def _hidden_update(r: Rollouts, rng: np.random.Generator) -> Rollouts:
-    """The same, with one label a reply: the last one."""
-    out = _mixed_versions(r, rng)
+    """The same, weights further apart, with one label a reply: the last one."""
+    out = _mixed_versions(r, rng, 0.5)
     version = np.repeat(r.records["scorer_version"].values, r.lengths)
     return replace(out, tokens={**out.tokens, "policy_version": Values(version)})
 
@@ -357,3 +358,31 @@ MEANING: dict[str, Fault] = {
 }
 
 FAULTS: dict[str, Fault] = {**SHAPE, **MEANING}
+
+#: fault -> the code that names it, and codes that say something true of it besides.
+NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "grows-with-position": ("grows-with-position", ()),
+    "mixed-versions": ("mixed-weight-versions", ("staleness",)),
+    "hidden-update": ("changes-inside-reply", ()),
+    "chunk-boundary": ("changes-at-one-place", ()),
+    "speculative-tail": ("changes-at-one-place", ()),
+    "cached-prefix": ("depends-on-cache", ()),
+    "padding": ("depends-on-padding", ()),
+    "stale-lag-1": ("staleness", ()),
+    "stale-cache": ("stale-prefix-cache", ("depends-on-cache",)),
+    "never-updated": ("engine-never-updated", ()),
+    "never-updated-jump": ("engine-never-updated", ("gap-jumped",)),
+    "padded-rows": ("padded-rows-in-softmax", ()),
+    "experts": ("expert-routing-mismatch", ()),
+    "quantised": ("quantisation-suspected", ()),
+    "other-weights": ("larger-than-rounding", ()),
+    "outlier": ("single-outlier", ()),
+    "broad-0.1": ("noise-on-every-token", ()),
+    "broad-0.5": ("noise-on-every-token", ()),
+    "tail-rises": ("tail-rises", ("single-outlier",)),
+    "temperature-0.7": ("temperature-mismatch", ("temperature-suspected",)),
+    "temperature-undeclared": ("temperature-mismatch", ("temperature-suspected",)),
+    "top-p-0.9": ("truncated-support-mismatch", ()),
+    "top-p-undeclared": ("truncated-support-mismatch", ()),
+    "top-k-20": ("truncated-support-mismatch", ("one-sided-gap",)),
+}

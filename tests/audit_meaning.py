@@ -124,7 +124,8 @@ def old_copied(r: Rollouts, rng: np.random.Generator) -> Rollouts:
 
 def declared_raw(r: Rollouts, rng: np.random.Generator) -> Rollouts:
     """Processed values of a nucleus, declared raw."""
-    return batches.declare(batches.MEANING["top-p-0.9"](r, rng), logprob_semantics="raw")
+    out = batches.declare(batches.MEANING["top-p-0.9"](r, rng), logprob_semantics="raw")
+    return out.with_scoring("sampler", replace(out.scorings["sampler"], semantics="raw"))
 
 
 def never_processed(r: Rollouts, rng: np.random.Generator) -> Rollouts:
@@ -142,7 +143,8 @@ MEANING: dict[str, tuple[Fault, str]] = {
     "temperature-0.9-entropy": (tempered(1.0, 0.9, 1.0, "old"), "temperature"),
     "logits-doubled": (tempered(1.0, 0.5, 1.0, "old"), "temperature"),
     "softcap-15": (capped(15.0), ""),
-    "softcap-15-entropy": (capped(15.0, "old"), ""),
+    "softcap-15-entropy": (capped(15.0, "old"), "softcap"),
+    "softcap-30-entropy": (capped(30.0, "sampler"), "softcap"),
     "presence-0.5": (penalised(presence=0.5, presence_penalty=0.5), "penalties"),
     "frequency-0.3": (penalised(frequency=0.3), "penalties"),
     "repetition-1.2": (penalised(repetition=1.2, repetition_penalty=1.2), "penalties"),

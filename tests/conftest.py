@@ -1,6 +1,60 @@
-"""Makes `tests/build.py` importable from every test."""
+"""Makes `tests/build.py` importable from every test, and has the longest files begin first where processes share them."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+#: Files of more than about 20 seconds, the longest first. xdist would begin with those of the most tests, and the
+#: longest ones have few: at the end one process would work through them alone.
+LONGEST = (
+    "engines/test_faults_on_real_engines.py",
+    "power/test_false_alarms.py",
+    "integrations/test_trl.py",
+    "engines/test_vllm_switches.py",
+    "engines/test_vllm_paths.py",
+    "engines/test_vllm.py",
+    "engines/test_http_server.py",
+    "engines/test_openvino_models.py",
+    "engines/test_openvino.py",
+    "engines/test_hf_load.py",
+    "engines/test_hf_live.py",
+    "engines/test_hf.py",
+    "engines/test_engine_tokens.py",
+    "engines/test_check_survives.py",
+    "engines/test_monitor_ranks.py",
+    "engines/test_tokenizer_server_live.py",
+    "power/test_monitor_alarms.py",
+    "power/test_floor_real.py",
+    "test_bare.py",
+    "docs/test_examples.py",
+    "docs/test_pages.py",
+    "cli/test_verbs.py",
+    "cli/test_process.py",
+    "cli/test_elsewhere.py",
+    "cli/test_resume.py",
+    "properties/test_corrections_properties.py",
+    "reference/test_corrections.py",
+    "reference/test_corrections_verl_trl.py",
+    "reference/test_corrections_wheels.py",
+    "integrations/test_loop_examples.py",
+    "integrations/test_framework_code.py",
+    "power/test_coverage.py",
+)
+ORDER = {TESTS / name: place for place, name in enumerate(LONGEST)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The order of collection is kept by xdist, where it is installed."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process of xdist: files in the order of `LONGEST`, all others behind them as they were found."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: ORDER.get(item.path, len(ORDER)))

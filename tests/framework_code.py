@@ -22,7 +22,7 @@ from correction_batches import Batch, random_batch
 from onepolicy import corrections
 
 WHEELS = Path(__file__).parents[1] / "build" / "frameworks"
-SEEDS = range(150)
+SEEDS = range(100)
 
 
 @cache

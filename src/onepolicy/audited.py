@@ -19,7 +19,7 @@ from onepolicy.integrity.base import Told
 from onepolicy.profiles import PROFILES, Profile
 from onepolicy.reduce import numeric_identity
 from onepolicy.signatures import Evidence
-from onepolicy.signatures.weigh import weigh
+from onepolicy.signatures.weigh import Weighed, weighed
 from onepolicy.sums import Sums
 from onepolicy.survey import Survey, evidence_of
 from onepolicy.types import Finding, Listing, Outcome, Report, Severity
@@ -59,10 +59,10 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
     report = judged(
         survey.sums, load_preset(preset), reply_length or _median(evidence), seen, {}, _context(survey, dump)
     )
-    causes, answers = weigh(replace(evidence, above=tuple(f.code for f in report.findings)))
-    found = [*(_assumed(f) if bounds is None else f for f in report.findings), *causes]
+    weight = weighed(replace(evidence, above=tuple(f.code for f in seen)))
+    found = [*(_assumed(f) if bounds is None else f for f in report.findings), *weight.findings]
     report = replace(report, findings=tuple(by_rank(_each_once(found))), outcome=worst([f.outcome for f in found]))
-    tables = (*_profiles(evidence), *_sequences(evidence), answers, *_what_if(survey, evidence, report))
+    tables = (*_profiles(evidence), *_sequences(evidence), *_causes(weight), *_what_if(survey, evidence, report))
     tables += _dashboard(survey)
     return replace(report, listings=tables)
 
@@ -206,6 +206,17 @@ def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing
     above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and f.outcome is not Outcome.PASS), None)
     steps = max(1, len(np.unique(evidence.rows["step"])))
     return [whatif.listing(survey.replays, max(1, evidence.n // steps), evidence.sums.histograms["log_ratio"], above)]
+
+
+_ORDER = ("fits", "unclear", "no", "lacks")
+_WORDS = {"fits": "fits", "unclear": "not decided", "no": "ruled out", "lacks": "cannot be asked"}
+
+
+def _causes(weight: Weighed) -> list[Listing]:
+    """What every signature answered."""
+    answers = sorted(weight.answers.items(), key=lambda x: (_ORDER.index(x[1].verdict), -x[1].strength, x[0]))
+    body = tuple((key, _WORDS[a.verdict], a.why or (a.finding.message if a.finding else "")) for key, a in answers)
+    return [Listing("Causes that were looked for", ("cause", "answer", "why"), body)] if body else []
 
 
 #: Steps of a dashboard that are shown beside the whole dump.

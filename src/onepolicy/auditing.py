@@ -22,7 +22,7 @@ from onepolicy.tokens.kinds import KINDS
 from onepolicy.types import IntArray
 
 #: Tokens that are surveyed at a time: bounds memory.
-BATCH_TOKENS = 1 << 18
+BATCH_TOKENS = 1 << 19
 #: Broken records kept before a batch is closed although it has few tokens.
 BATCH_RECORDS = 1 << 13
 

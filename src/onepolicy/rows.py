@@ -68,9 +68,9 @@ def rows_of(seen: Seen, contents: Sequence[str], names: Sequence[str], clusters:
     reward = seen.rollouts.records.get("reward")
     out["reward"] = np.nan if reward is None else np.where(reward.mask(), reward.values, np.nan)
     _versions(out, seen)
-    starts = np.cumsum(seen.counts) - seen.counts
-    for i in range(size):
-        _sequence(out, i, seen, slice(int(starts[i]), int(starts[i] + seen.counts[i])))
+    if len(seen):
+        _sums(out, seen)
+        _change_points(out, seen)
     return out
 
 
@@ -97,37 +97,50 @@ def _versions(out: Rows, seen: Seen) -> None:
     out["version_last"][has] = values[starts + seen.counts[has] - 1]
 
 
-def _sequence(out: Rows, i: int, seen: Seen, at: slice) -> None:
-    d, a = seen.d[at], seen.a[at]
-    out["change_at"][i], out["change"][i] = -1, np.nan
-    out["rms_before"][i] = out["rms_after"][i] = np.nan
-    if not len(d):
-        return
-    size = np.abs(d)
-    out["d"][i], out["abs"][i], out["d2"][i], out["most"][i] = d.sum(), size.sum(), (d * d).sum(), size.max()
-    out["surprisal"][i] = -a.sum()
-    out["scaled"][i] = np.minimum(seen.scaled[at], MOST_SCALED).sum()
-    if len(d) >= LEAST:
-        k, stat = change_point(size, a)
-        out["change_at"][i], out["change"][i] = k, stat
-        out["rms_before"][i] = np.sqrt((d[:k] ** 2).mean())
-        out["rms_after"][i] = np.sqrt((d[k:] ** 2).mean())
+def _sums(out: Rows, seen: Seen) -> None:
+    """Each sequence's terms are added in their order, so a row does not depend on its batch."""
+    size = np.abs(seen.d)
+    columns = {"d": seen.d, "abs": size, "d2": seen.d * seen.d, "surprisal": -seen.a}
+    columns["scaled"] = np.minimum(seen.scaled, MOST_SCALED)
+    for column, x in columns.items():
+        out[column] = np.bincount(seen.sequence, x, len(out))
+    has = seen.counts > 0
+    starts = (np.cumsum(seen.counts) - seen.counts)[has]
+    out["most"][has] = np.maximum.reduceat(size, starts)
 
 
-def change_point(size: FloatArray, a: FloatArray) -> tuple[int, float]:
-    """(first token after the change, how clear it is) of |d| `[n]`, the sampler's log-probs `a` `[n]` held against it.
+def _change_points(out: Rows, seen: Seen) -> None:
+    out["change_at"], out["change"], out["rms_before"], out["rms_after"] = -1, np.nan, np.nan, np.nan
+    size, ends = np.abs(seen.d), np.cumsum(seen.counts)
+    level = scaled_size(size, seen.a, (out["abs"] / np.maximum(seen.counts, 1))[seen.sequence])
+    square = seen.d * seen.d
+    for i in np.flatnonzero(seen.counts >= LEAST).tolist():
+        at = slice(int(ends[i] - seen.counts[i]), int(ends[i]))
+        k, out["change"][i] = change_point(level[at])
+        out["change_at"][i] = k
+        both = square[at]
+        out["rms_before"][i], out["rms_after"][i] = np.sqrt(both[:k].mean()), np.sqrt(both[k:].mean())
 
-    CUSUM of log |d|, on the scale that rounding gives a token of that probability (1 - p), so that a stretch of likely
-    tokens is no change. max |S_k| / (sd sqrt n) follows Kolmogorov's law without a change: 1.63 at 1%, 1.95 at 0.1%.
-    """
+
+def scaled_size(size: FloatArray, a: FloatArray, mean: FloatArray) -> FloatArray:
+    """`[N]` log of |d| on the scale that rounding gives a token of the sampler's probability (1 - p), so that a stretch
+    of likely tokens is no change. `a`: the sampler's log-probs; `mean`: mean |d| of the token's sequence, of which a
+    little is added, since a gap of almost 0 says nothing about the size of the others."""
     with np.errstate(over="ignore"):
         likely = np.exp(np.minimum(a, 0.0))
-    y = np.log(size + 1e-9) - np.log(1.0 - likely + 1e-3)
-    y = np.clip(y, *np.quantile(y, (0.05, 1.0)))  # a gap of exactly 0 says little about the size of the others
-    y = y - y.mean()
-    sd = float(y.std())
-    if sd == 0.0:
+    scale = 1.0 - likely + 1e-3
+    return np.log(size / scale + 0.03 * mean + 1e-12)
+
+
+def change_point(level: FloatArray) -> tuple[int, float]:
+    """(first token after the change, how clear it is) of a sequence's `scaled_size` `[n]`.
+
+    CUSUM: max |S_k| / (sd sqrt n) follows Kolmogorov's law without a change: 1.63 at 1%, 1.95 at 0.1%.
+    """
+    y = level - level.mean()
+    sd = float(np.sqrt((y * y).mean()))
+    if not sd > 0.0:
         return 1, 0.0
-    walk = np.abs(np.cumsum(y))[:-1]
+    walk = np.abs(np.cumsum(y)[:-1])
     k = int(walk.argmax())
     return k + 1, float(walk[k] / (sd * np.sqrt(len(y))))

@@ -17,7 +17,7 @@ import numpy as np
 from onepolicy import corrections
 from onepolicy.corrections import Correction, compose
 from onepolicy.counted import Counted
-from onepolicy.grid import group_sums, segment_sums, to_float
+from onepolicy.grid import grid_integers, to_float
 from onepolicy.histogram import Histogram, bin_values
 from onepolicy.profiles.base import Seen
 from onepolicy.types import BoolArray, FloatArray, Listing
@@ -109,6 +109,7 @@ class _Batch:
         self.trained: BoolArray = (
             np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
         )
+        self.all_trained = bool(self.trained.all())
         told = seen.rollouts.tokens.get("advantages")
         self.advantages: FloatArray | None = None
         if told is not None and told.mask()[seen.at][self.trained].all():
@@ -133,19 +134,23 @@ def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
     c = run(**inputs, **OPTIONS.get(name, {}))
     keep, trained = np.asarray(c.keep), batch.trained
     w = np.where(keep, c.weights, 0.0).astype(np.float64)
-    size = np.ones(len(w)) if batch.advantages is None else np.abs(batch.advantages)
-    columns = {
-        "w": w, "w2": w * w, "moved": np.abs(w - 1.0), "off": np.abs(w - batch.ratio), "gradient": w * size,
-    }  # fmt: skip
-    starts = batch.offsets[:-1]
+    gradient = w if batch.advantages is None else w * np.abs(batch.advantages)
+    columns = {"w": w, "w2": w * w, "moved": np.abs(w - 1.0), "off": np.abs(w - batch.ratio)}
     for what, x in columns.items():
-        sums = segment_sums(np.ascontiguousarray(np.where(trained, x, 0.0)), starts, batch.lengths)
-        total = group_sums(sums, np.zeros(len(starts), dtype=np.int64), 1)[0][0]
         key = f"{name}:{what}"
-        out.totals.sums[key] = out.totals.sums.get(key, 0) + total
-    out.totals.greatest(f"{name}:largest", float((w * size)[trained].max(initial=0.0)))
+        out.totals.sums[key] = out.totals.sums.get(key, 0) + _total(x if batch.all_trained else x * trained, batch)
+    key = f"{name}:gradient"
+    same = batch.advantages is None
+    more = out.totals.sums[f"{name}:w"] if same else out.totals.sums.get(key, 0) + _total(gradient * trained, batch)
+    out.totals.sums[key] = more
+    out.totals.greatest(f"{name}:largest", float((gradient * trained).max(initial=0.0)))
     _count(out, name, keep & trained, batch)
     _mark_groups(out, bit, batch, keep & trained)
+
+
+def _total(x: FloatArray, batch: _Batch) -> int:
+    """The sum of sequences' sums in grid units: each is added in its own order, and rounded once."""
+    return sum(grid_integers(np.minimum(np.bincount(batch.seen.sequence, x, len(batch.lengths)), 2.0**60)))
 
 
 def _count(out: WhatIf, name: str, keep: BoolArray, batch: _Batch) -> None:

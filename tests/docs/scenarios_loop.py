@@ -73,6 +73,13 @@ def _never_updated() -> TokenReport:
     return run.told("engine-never-updated")
 
 
+def _nonfinite_weight() -> TokenReport:
+    run, weights = Run().steps(3), np.ones((B, T))
+    weights[7, 11:14] = np.nan
+    run.step(correction=weights)
+    return run.told("nonfinite-weight")
+
+
 def _mixed_versions() -> TokenReport:
     """In six replies the weights change after 40 tokens."""
     run = Run()
@@ -100,6 +107,7 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "observe-failed": _observe_failed,
     "uncorrected-off-policy": _uncorrected,
     "engine-never-updated": _never_updated,
+    "nonfinite-weight": _nonfinite_weight,
     "mixed-weight-versions": _mixed_versions,
     "version-ahead": _version_ahead,
     "gap-jumped": lambda: Run().steps(20).steps(3, noise=0.08).told("gap-jumped"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.pool import Pool
 
 import power
-
 from onepolicy.align import align
 from onepolicy.engines.base import SamplingParams
 from onepolicy.engines.open import open_engine
@@ -51,12 +52,18 @@ def pair_outcomes(seed: int, dtype: str, drift: float = 0.0) -> dict[str, str]:
     return {preset: str(judge(sums, load(preset)).outcome) for preset in power.FITTING[dtype]}
 
 
-def outcomes(seeds: Iterable[int], dtype: str, drift: float = 0.0) -> dict[str, Counter[str]]:
-    """Preset -> how often each outcome came, over all seeds, on two processes."""
+@contextmanager
+def two_processes() -> Iterator[Pool]:
+    """Each with one thread, as `power` asks for."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        yield pool
+
+
+def outcomes(pool: Pool, seeds: Iterable[int], dtype: str, drift: float = 0.0) -> dict[str, Counter[str]]:
+    """Preset -> how often each outcome came, over all seeds."""
     work = functools.partial(pair_outcomes, dtype=dtype, drift=drift)
     counts = {preset: Counter[str]() for preset in power.FITTING[dtype]}
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for row in pool.imap_unordered(work, seeds, chunksize=8):
-            for preset, outcome in row.items():
-                counts[preset][outcome] += 1
+    for row in pool.imap_unordered(work, seeds, chunksize=8):
+        for preset, outcome in row.items():
+            counts[preset][outcome] += 1
     return counts

@@ -6,22 +6,31 @@ Run on simulated pairs whose sides differ in the reduction order alone; the tabl
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
 
+from lean_pairs import outcomes, pair_outcomes, two_processes
+
 import power
-from lean_pairs import outcomes, pair_outcomes
 
 pytestmark = pytest.mark.power
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with two_processes() as running:
+        yield running
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", power.FITTING)
-def test_a_thousand_healthy_pairs(dtype: str) -> None:
-    for preset, counts in outcomes(range(1, 1001), dtype).items():
+def test_a_thousand_healthy_pairs(pool: Pool, dtype: str) -> None:
+    for preset, counts in outcomes(pool, range(1, 1001), dtype).items():
         assert counts.total() == 1000
         assert counts["error"] == 0
         assert counts["drift"] <= 4, (preset, counts)
@@ -45,12 +54,12 @@ def test_the_outcome_is_that_of_the_whole_comparison(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "drift"), [("float32", 0.02), ("float16", 0.05), ("bfloat16", 0.4)])
-def test_a_drift_above_the_bound_is_found(dtype: str, drift: float) -> None:
-    for preset, counts in outcomes(range(1, 31), dtype, drift).items():
+def test_a_drift_above_the_bound_is_found(pool: Pool, dtype: str, drift: float) -> None:
+    for preset, counts in outcomes(pool, range(1, 31), dtype, drift).items():
         assert counts["drift"] == 30, (preset, counts)
 
 
 @pytest.mark.parametrize(("dtype", "drift"), [("bfloat16", 0.02)])
-def test_a_drift_far_below_the_bound_is_not_called_one(dtype: str, drift: float) -> None:
-    for preset, counts in outcomes(range(1, 31), dtype, drift).items():
+def test_a_drift_far_below_the_bound_is_not_called_one(pool: Pool, dtype: str, drift: float) -> None:
+    for preset, counts in outcomes(pool, range(1, 31), dtype, drift).items():
         assert counts["drift"] == 0, (preset, counts)

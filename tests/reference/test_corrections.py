@@ -12,7 +12,7 @@ from correction_batches import Batch, random_batch
 from onepolicy import corrections
 from onepolicy.corrections import CORRECTIONS
 
-SEEDS = range(1200)
+SEEDS = range(800)
 INF = math.inf
 
 

@@ -1,4 +1,4 @@
-"""Each dialect against its framework's own lines (see `framework_code`), or numbers worked by hand.
+"""Each dialect whose framework has a wheel against its own lines (see `framework_code`).
 
 In float64 the numbers agree to 1e-12 relative where the framework's code computes in the tensors' type. Where it casts
 to float32 itself (miles' KL and ESS, AReaL's weights, SkyRL's ratios, every share that is a mean of `.float()`), to

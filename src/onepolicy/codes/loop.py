@@ -19,6 +19,13 @@ LOOP: dict[str, Code] = {
         "the loss cannot see the gap to the sampler",
         "Old equals current, so the ratio starts at 1: weight the loss (onepolicy.corrections), or say corrected=True.",
     ),
+    "nonfinite-weight": Code(
+        3,
+        WARN,
+        PASS,
+        "the loss is multiplied by weights that are no numbers",
+        "Take the mask before the exponential, and cap the weight: onepolicy.corrections does both.",
+    ),
     "engine-never-updated": Code(
         4,
         FAIL,

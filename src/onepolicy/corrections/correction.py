@@ -178,9 +178,9 @@ def _denominator(ratio: Ratio, keep: Array, asked: Any) -> Array:
         count = ops.count(ratio.mask if asked == "all" else keep)
         return ops.as_like(ops.clip(count, 1.0, float("inf")), ratio.log_ratio)
     known = isinstance(asked, numbers.Real) and not isinstance(asked, bool)
-    array = getattr(asked, "ndim", 1) == 0 and hasattr(asked, "dtype")
-    if not (known or array) or (known and not 0 <= cast(float, asked) < math.inf):
-        what = f"of shape {tuple(asked.shape)}" if hasattr(asked, "shape") and not known else repr(asked)
+    shape = None if known else getattr(asked, "shape", None)
+    if not (0 <= cast(float, asked) < math.inf if known else shape is not None and len(shape) == 0):
+        what = repr(asked) if shape is None else f"of shape {tuple(shape)}"
         raise UsageError(f"denominator is {what}, wanted 'all', 'kept', or one number of tokens, 0 or more")
     given = ops.as_like(asked, ratio.log_ratio)
     return ops.where(given == 0, 1.0, given)

@@ -69,7 +69,8 @@ def stage_of(name: str, rule: Rule, defaults: Mapping[str, Any], given: Mapping[
 
 def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
     """`value` as a float within [least, most]. Errors: `UsageError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= value <= most:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not least <= float(value) <= most:
         between = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
         raise UsageError(f"{name} is {value!r}, wanted a number {between}")
     return float(value)

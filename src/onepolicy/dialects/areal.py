@@ -87,10 +87,8 @@ def _tracked(
     picked = (lambda v, o: term(v, o)[_in(v, o)]) if kept else term
     scope = "compute_logp/" if name.startswith("kl_div") else ""
     for how, make in (("avg", None), ("min", least), ("max", greatest)):
-        given = {
-            **more,
-            "also": tuple(f"{p}{scope}{name}/{how}" for p in ("", "ppo_actor/")) + ((name,) if how == "avg" else ()),
-        }
+        spelled = [f"{p}{scope}{name}/{how}" for p in ("", "ppo_actor/")] + [name] * (how == "avg")
+        given = {**more, "also": tuple(x for x in spelled if x != f"{name}/{how}")}
         word = {"avg": "mean", "min": "least", "max": "greatest"}[how]
         text, ours_key = f"the {word} over tokens of {says}", ours[("avg", "min", "max").index(how)]
         if make is None:

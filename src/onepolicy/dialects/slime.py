@@ -17,7 +17,7 @@ from onepolicy.dialects.means import clamped, divide, exp, k3, ones
 from onepolicy.dialects.view import View
 
 BOUND = 20.0
-_MEAN = "mean over sequences of the sequence mean"
+_MEAN = "mean over sequences of the sequence mean, 0 without trained tokens"
 
 
 def reduced(name: str, says: str, term: Term, *, quirks: str = "", **more: Any) -> Key:
@@ -180,6 +180,7 @@ def _mis_keys() -> list[Key]:
             "exp(-mean log p_scorer) of the sequence",
             lambda v, o: exp(-_mean_of("scorer")(v, o)),
             ours="ppl_scorer/mean",
+            same=True,
         ),
         mis("rollout_log_ppl", "-mean log p_sampler of the sequence", lambda v, o: -_mean_of("sampler")(v, o)),
         mis(
@@ -187,6 +188,7 @@ def _mis_keys() -> list[Key]:
             "exp(-mean log p_sampler) of the sequence",
             lambda v, o: exp(-_mean_of("sampler")(v, o)),
             ours="ppl_sampler/mean",
+            same=True,
         ),
         mis(
             "kl",
@@ -194,6 +196,7 @@ def _mis_keys() -> list[Key]:
             lambda v, o: v.sampler - v.scorer,
             direction=_SAMPLER_SCORER,
             ours="kl_sampler_scorer_k1/sequence_mean",
+            same=True,
         ),
         mis(
             "k3_kl",
@@ -201,6 +204,7 @@ def _mis_keys() -> list[Key]:
             lambda v, o: k3(v.d),
             direction=_SAMPLER_SCORER,
             ours="kl_sampler_scorer_k3/sequence_mean",
+            same=True,
         ),
         mis(
             "log_ppl_diff",
@@ -208,9 +212,16 @@ def _mis_keys() -> list[Key]:
             _log_ppl_diff,
             direction="sampler - scorer",
             ours="log_ppl_diff/mean",
+            same=True,
         ),
         mis("log_ppl_abs_diff", "|mean d| of the sequence", lambda v, o: np.abs(_log_ppl_diff(v, o))),
-        mis("ppl_ratio", "exp(-mean d) of the sequence", lambda v, o: exp(_log_ppl_diff(v, o)), ours="ppl_ratio/mean"),
+        mis(
+            "ppl_ratio",
+            "exp(-mean d) of the sequence",
+            lambda v, o: exp(_log_ppl_diff(v, o)),
+            ours="ppl_ratio/mean",
+            same=True,
+        ),
         mis(
             "chi2_token",
             "r^2 - 1 of a token",

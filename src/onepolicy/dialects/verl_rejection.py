@@ -108,19 +108,19 @@ def _of_criterion(name: str) -> Iterator[Key]:
     per_token = name.startswith("token")
     unit = (lambda v: _statistic(v, name)) if per_token else (lambda v: _sequence(v, name))
     count, whose = (N, "token") if per_token else (FILLED, "sequence")
-    yield _key(name, token_mean, "mean", f"mean over tokens of {name}", lambda v, o: _statistic(v, name))
-    yield _key(name, greatest, "max", f"the greatest {name} of a {whose}", lambda v, o: unit(v))
-    yield _key(name, least, "min", f"the least {name} of a {whose}", lambda v, o: unit(v))
+    yield _key(name, token_mean, "mean", f"{name}: mean over tokens", lambda v, o: _statistic(v, name))
+    yield _key(name, greatest, "max", f"{name}: the greatest {whose}'s", lambda v, o: unit(v))
+    yield _key(name, least, "min", f"{name}: the least {whose}'s", lambda v, o: unit(v))
     for word, high in (("high", True), ("low", False)):
         side = "above its upper" if high else "below its lower"
         term = lambda v, o, high=high: _outside(unit(v), o, name, high)
-        yield _key(name, mean, f"fraction_{word}", f"share of {whose}s with {name} {side} bound", term, count)
+        yield _key(name, mean, f"fraction_{word}", f"{name}: share of {whose}s {side} bound", term, count)
     yield _clamped_std(name)
     yield from _by_sequence(name)
     dropped = lambda v, o: ones(~_kept(v, o, (name,)))
-    yield _key(name, token_mean, "masked_fraction", f"share of tokens that {name} drops", dropped)
+    yield _key(name, token_mean, "masked_fraction", f"{name}: share of tokens that it drops", dropped)
     any_dropped = lambda v, o: ones(v.any(~_kept(v, o, (name,))))
-    says = f"share of sequences of which {name} drops a token"
+    says = f"{name}: share of sequences of which it drops a token"
     yield _key(name, mean, "seq_masked_fraction", says, any_dropped, FILLED, quirks="one dropped token is enough")
 
 
@@ -132,28 +132,30 @@ def _clamped_std(name: str) -> Key:
     make = lambda key, says, **more: Key(
         key, says, (*moments(key, term), N), lambda o, x, xx, n: std(x, xx, n, False, 0.0), **more
     )
-    return _key(
-        name, make, "std", f"standard deviation over tokens of {name}", quirks="of values clamped to the bounds"
-    )
+    return _key(name, make, "std", f"{name}: standard deviation over tokens", quirks="of values clamped to the bounds")
 
 
 def _by_sequence(name: str) -> Iterator[Key]:
     unit = lambda v, o: _sequence(v, name)
-    yield _key(name, mean, "seq_mean", f"mean over sequences of {name}", unit, FILLED)
+    yield _key(name, mean, "seq_mean", f"{name}: mean over sequences", unit, FILLED)
     make = lambda key, says, **more: Key(
         key, says, (*moments(key, unit), FILLED), lambda o, x, xx, n: std(x, xx, n, single=0.0), **more
     )
-    yield _key(name, make, "seq_std", f"standard deviation over sequences of {name}")
-    yield _key(name, greatest, "seq_max", f"the greatest {name} of a sequence", unit)
-    yield _key(name, least, "seq_min", f"the least {name} of a sequence", unit)
+    yield _key(name, make, "seq_std", f"{name}: standard deviation over sequences")
+    yield _key(name, greatest, "seq_max", f"{name}: the greatest sequence's", unit)
+    yield _key(name, least, "seq_min", f"{name}: the least sequence's", unit)
     yield _key(
-        name, greatest, "seq_max_deviation", f"the greatest |{name}| of a sequence", lambda v, o: np.abs(unit(v, o))
+        name,
+        greatest,
+        "seq_max_deviation",
+        f"{name}: the greatest sequence's, without its sign",
+        lambda v, o: np.abs(unit(v, o)),
     )
     for word, high in (("high", True), ("low", False)):
         if high or name.endswith("k1"):
             term = lambda v, o, high=high: _outside(unit(v, o), o, name, high)
             side = "above its upper" if high else "below its lower"
-            yield _key(name, mean, f"seq_fraction_{word}", f"share of sequences with {name} {side} bound", term, FILLED)
+            yield _key(name, mean, f"seq_fraction_{word}", f"{name}: share of sequences {side} bound", term, FILLED)
 
 
 def _all(o: Options) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _stream(path: str, file: BinaryIO, at: int, stop: int | None, number: int | 
 
 def _parsed(line: bytes, place: str, begin: int, number: int | None) -> Iterator[Line | BrokenRecord]:
     text = line.removeprefix(b"\xef\xbb\xbf") if begin == 0 else line
-    if not text.strip():
+    if not text or text.isspace():
         return
     try:
         value = parsed(text)

@@ -30,7 +30,9 @@ EXPORT = """\
             n = int(b["attention_mask"][i].sum())
             first = int(b["response_mask"][i].nonzero()[0])
             row = {"token_ids": b["input_ids"][i][:n].tolist(), "prompt_length": first}
-            row["sampler_logprobs"] = [None] * first + b["infer_logprobs"][i][first - 1 : n - 1].tolist()
+            own, lp = b["response_mask"][i][:n].bool().tolist(), [0.0] + b["infer_logprobs"][i][: n - 1].tolist()
+            row["drawn"] = row["loss_mask"] = own
+            row["sampler_logprobs"] = [x if m else None for x, m in zip(lp, own)]
             print(json.dumps(row), file=out)
 """
 

@@ -30,6 +30,9 @@ EXPORT = """\
             reply = b["response_mask"][i].bool()
             n = len(ids) - int(reply.sum())
             row = {"token_ids": ids, "prompt_length": n}
+            mask, lp = b["loss_mask"][i][reply], b["rollout_logprobs"][i][reply]
+            row["loss_mask"] = [False] * n + mask.bool().tolist()
+            row["drawn"] = [False] * n + ((mask != 0) | (lp != 0)).tolist()
             for name, ours in (("rollout_logprobs", "sampler_logprobs"), ("action_log_probs", "old_logprobs")):
                 row[ours] = [None] * n + b[name][i][reply].tolist()
             print(json.dumps(row), file=out)

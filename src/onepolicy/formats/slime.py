@@ -32,6 +32,8 @@ EXPORT = """\
             n = len(s["tokens"]) - s["response_length"]
             row = {"token_ids": list(s["tokens"]), "prompt_length": n, "sample_id": str(s["index"])}
             row["sampler_logprobs"] = [None] * n + list(s["rollout_log_probs"])
+            if s["loss_mask"] is not None:
+                row["loss_mask"] = [False] * n + [bool(m) for m in s["loss_mask"]]
             print(json.dumps(row), file=out)
 """
 

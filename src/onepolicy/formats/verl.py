@@ -31,8 +31,10 @@ EXPORT = """\
         for i in range(len(b["responses"])):
             kept, width = b["attention_mask"][i].bool(), b["prompts"].shape[1]
             n, r = int(kept[:width].sum()), int(kept[width:].sum())
+            own, lp = b["response_mask"][i][:r].bool().tolist(), b["rollout_log_probs"][i][:r].tolist()
             row = {"token_ids": b["input_ids"][i][kept].tolist(), "prompt_length": n}
-            row["sampler_logprobs"] = [None] * n + b["rollout_log_probs"][i][:r].tolist()
+            row["drawn"] = row["loss_mask"] = [False] * n + own
+            row["sampler_logprobs"] = [None] * n + [x if m else None for x, m in zip(lp, own)]
             print(json.dumps(row), file=out)
 """
 

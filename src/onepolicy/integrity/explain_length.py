@@ -129,9 +129,10 @@ def _one_stands_out(gaps: FloatArray, k: int) -> bool:
 def _doubled(x: FloatArray, y: FloatArray) -> Iterator[tuple[float, Told]]:
     n = len(y)
     both = np.fmax(_gaps(x[:n], y), _gaps(x[-n:], y))
-    yield _mean(both), _told("doubled", "two lists in one: the same values twice", max_abs_of_each=_most(both))
+    # it says more than "the rest is surplus", which fits as well
+    yield _mean(both) / 2, _told("doubled", "two lists in one: the same values twice", max_abs_of_each=_most(both))
     every = np.fmax(_gaps(x[::2], y), _gaps(x[1::2], y))
-    yield _mean(every), _told("doubled", "two lists in one: each value twice", max_abs_of_each=_most(every))
+    yield _mean(every) / 2, _told("doubled", "two lists in one: each value twice", max_abs_of_each=_most(every))
 
 
 def _split(longer: FloatArray, shorter: FloatArray, extra: int) -> tuple[int, float]:

@@ -34,6 +34,8 @@ _MEETINGS = 0.03
 _LOOK = 0.05
 #: Tokens of a record without another side, all of them 0.0.
 _LEAST_ALONE = 8
+#: A whole number must lie further off than this share of its own size.
+_FAR_SHARE = 0.6
 #: How often a whole number (-1.0, -10.0) must stand far off before it is called a fill.
 _WHOLE = 3
 
@@ -54,18 +56,15 @@ def look(batch: Batch) -> Counted:
 def _both_sides(out: Counted, batch: Batch, pair: Pair) -> None:
     found: list[IntArray] = []
     for side in SIDES:
-        x, y = pair.of(side), pair.of("b" if side == "a" else "a")
+        x, y = _both(pair, side)
         out.count(f"fills:{side}:tokens", len(x))
         found += [_sentinels(out, batch, pair.at, x, side), _repeated(out, batch, pair, x, y, side)]
     fills = np.unique(np.concatenate(found))
     for side in SIDES:
-        x, y = pair.of(side), pair.of("b" if side == "a" else "a")
-        zero = np.flatnonzero(x == 0.0)
+        _whole_numbers(out, batch, pair, fills, side)
+        zero = np.flatnonzero(pair.of(side) == 0.0)
         if len(zero):
-            _zeros(out, batch, pair, x, y, np.setdiff1d(zero, fills), fills, side)
-        whole = np.flatnonzero((x == np.rint(x)) & (x < 0.0) & (x > SENTINELS[0]))
-        if len(whole):
-            _whole_numbers(out, batch, pair, x, y, np.setdiff1d(whole, fills), side)
+            _zeros(out, batch, pair, np.setdiff1d(zero, fills), fills, side)
 
 
 def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, side: Side) -> IntArray:
@@ -81,10 +80,9 @@ def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, side: Si
     return found
 
 
-def _zeros(
-    out: Counted, batch: Batch, pair: Pair, x: FloatArray, y: FloatArray, zero: IntArray, fills: IntArray, side: Side
-) -> None:
+def _zeros(out: Counted, batch: Batch, pair: Pair, zero: IntArray, fills: IntArray, side: Side) -> None:
     """0.0 where the other side is not near it. `fills`: tokens that are fills already, on either side."""
+    x, y = _both(pair, side)
     if not (y[zero] < -_OFF).any():
         return
     scale, others = _usual_gap(pair, np.concatenate([zero, fills]))
@@ -95,6 +93,7 @@ def _zeros(
     off, far = y[zero] < off_at[record], y[zero] < far_at[record]
     enough = (others > 1) | (pair.lengths > 2)
     fit = enough & (scale < _APART) & ~_mirrored(pair, x, y, _count(record[off], pair))
+    out.count(f"fills:{side}:doubtful records", int(((_count(record[far], pair) > 0) & ~fit).sum()))
     rows = fit & (_count(record[far], pair) > 0)
     all_zero = rows & (_count(record, pair) == pair.lengths)
     filled = (off & rows[record]) | all_zero[record]
@@ -112,23 +111,36 @@ def _zeros(
     out.count(f"fills:{side}:zero at the end", int((filled & (zero == last) & ~all_zero[record]).sum()))
     out.greatest(f"fills:{side}:worst", float(pair.gap[zero[filled]].max()))
     picked = zero[filled]
+    against = y[picked][(y[picked] == np.rint(y[picked])) & (y[picked] > SENTINELS[0])]
+    for value, n in zip(*np.unique(against, return_counts=True), strict=True):
+        out.count(f"fills:{side}:zero against:{float(value):g}", int(n))
     spot_tokens(out, f"fills:{side}:zero", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
     spot_records(out, f"fills:{side}:all-zero", batch, np.flatnonzero(all_zero), {"tokens": pair.lengths[all_zero]})
 
 
-def _whole_numbers(
-    out: Counted, batch: Batch, pair: Pair, x: FloatArray, y: FloatArray, whole: IntArray, side: Side
-) -> None:
-    """-1.0, -10.0 and the like where the other side is far off; rounded values hit them too, where both sides agree."""
-    scale, _ = _usual_gap(pair, whole)
+def _whole_numbers(out: Counted, batch: Batch, pair: Pair, fills: IntArray, side: Side) -> None:
+    """Tokens with -1.0, -10.0 and the like where the other side is far off. Rounded values hit such numbers too, but
+    where both sides agree. `fills`: tokens that are fills already."""
+    x, y = _both(pair, side)
+    whole = np.flatnonzero((x == np.rint(x)) & (x < 0.0) & (x > SENTINELS[0]))
+    whole = np.setdiff1d(whole, fills)
+    if not len(whole):
+        return
+    scale, _ = _usual_gap(pair, np.union1d(whole, fills))
     record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)[whole]
-    far = (pair.gap[whole] > np.maximum(_FAR, _FAR_SCALES * scale)[record]) & (scale < _APART)[record]
+    least = np.maximum(np.maximum(_FAR, _FAR_SCALES * scale)[record], _FAR_SHARE * -x[whole])
+    far = (pair.gap[whole] > least) & (scale < _APART)[record]
     for which, at in (("whole", whole), ("whole far", whole[far])):
         for value, n in zip(*np.unique(x[at], return_counts=True), strict=True):
             out.count(f"fills:{side}:{which}:{float(value):g}", int(n))
     for value in np.unique(x[whole[far]]):
         at = whole[far & (x[whole] == value)]
         spot_tokens(out, f"fills:{side}:whole:{float(value):g}", batch, pair.at[at], {"value": x[at], "other": y[at]})
+
+
+def _both(pair: Pair, side: Side) -> tuple[FloatArray, FloatArray]:
+    """(this side, the other)."""
+    return pair.of(side), pair.of("b" if side == "a" else "a")
 
 
 def _count(record: IntArray, pair: Pair) -> IntArray:
@@ -278,8 +290,11 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
 def _kinds(total: Counted, key: str) -> dict[str, int]:
     """Fill values and how often, the commonest first; 1.0 only where nothing else is above 0."""
     out: dict[str, int] = {}
-    if total.counts.get(key + "zero"):
-        out["0.0"] = total.counts[key + "zero"] + _elsewhere(total, key)
+    if total.counts.get(key + "zero records", 0) > total.counts.get(key + "doubtful records", 0):
+        # a whole number that is itself the fill, against an honest 0.0
+        other = _whole_kinds(total, "fills:b:" if key == "fills:a:" else "fills:a:")
+        wrong = sum(total.counts.get(f"{key}zero against:{v}", 0) for v in other)
+        out["0.0"] = total.counts[key + "zero"] + _elsewhere(total, key) - wrong
     for name, n in total.counts.items():
         if name.startswith(key + "sentinel:"):
             value = name.removeprefix(key + "sentinel:")
@@ -288,7 +303,7 @@ def _kinds(total: Counted, key: str) -> dict[str, int]:
     out |= _whole_kinds(total, key)
     if total.counts.get(key + "repeated"):
         out["repeated"] = total.counts[key + "repeated"]
-    return dict(sorted(out.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(((k, n) for k, n in out.items() if n), key=lambda item: (-item[1], item[0])))
 
 
 def _whole_kinds(total: Counted, key: str) -> dict[str, int]:

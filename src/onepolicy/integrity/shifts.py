@@ -23,8 +23,9 @@ LAGS = (-2, -1, 0, 1, 2)
 _APART = 0.15
 #: Tokens for a record of its own; tokens of shorter ones together.
 _LEAST, _POOL = 8, 40
-#: The lag that fits has a mean gap under this share of lag 0's, and of the next best lag's; and this correlation.
-_SHARE, _SECOND, _CORRELATED, _BETTER = 0.25, 0.5, 0.9, 0.3
+#: The lag that fits has a mean gap under the first share of lag 0's, the next best one above the second; and this
+#: correlation, so much above lag 0's.
+_SHARE, _RIVAL, _CORRELATED, _BETTER = 0.25, 0.4, 0.9, 0.3
 #: Spread (nats) below which any lag fits.
 _SPREAD = 0.2
 #: A gap is counted up to this, so that a fill value does not decide.
@@ -138,7 +139,7 @@ def _best(lagged: dict[int, Lagged]) -> IntArray:
     pick = lambda x: np.stack([x(lagged[k]) for k in LAGS])[which, rows]
     corr, n = pick(lambda s: s.correlation), pick(lambda s: s.n)
     spread = pick(lambda s: s.aa / np.maximum(s.n, 1) - (s.a / np.maximum(s.n, 1)) ** 2)
-    good = (order[0] < _SHARE * lagged[0].mean) & (order[0] < _SECOND * order[1]) & (n >= _LEAST - 2)
+    good = (order[0] < _SHARE * lagged[0].mean) & (order[1] > _RIVAL * lagged[0].mean) & (n >= _LEAST - 2)
     good &= (corr > _CORRELATED) & (corr - lagged[0].correlation > _BETTER) & (spread > _SPREAD**2)
     return np.where(good, np.array(LAGS)[which], 0)
 
@@ -225,7 +226,7 @@ def _pooled(total: Counted, told: Told) -> list[Finding]:
     means = {k: to_float(total.sums[f"shifts:short:{k}"]) / n[k] for k in LAGS}
     lag = min(LAGS, key=lambda k: means[k])
     second = min(v for k, v in means.items() if k != lag)
-    if lag == 0 or means[0] < 2 * _APART or means[lag] > _SHARE * means[0] or means[lag] > _SECOND * second:
+    if lag == 0 or means[0] < 2 * _APART or means[lag] > _SHARE * means[0] or second < _RIVAL * means[0]:
         return []
     message = (
         f"{_words(lag, told)} in the short replies: their mean gap is {means[0]:.3g} nats as they stand and "

@@ -131,7 +131,7 @@ def _by_row(name: str, x: Any, like: Array) -> Array | None:
     if x is None:
         return None
     if isinstance(x, numbers.Real):
-        return like.new_full((like.shape[0], 1), x) if is_torch(like) else _numpy_full(like, x)
+        return like.new_full((like.shape[0], 1), float(x)) if is_torch(like) else _numpy_full(like, float(x))
     if is_torch(x) is not is_torch(like) or not hasattr(x, "shape"):
         raise ContentError(f"{name} is a {type(x).__name__}, sampler_logprobs a {type(like).__name__}; wanted one kind")
     if is_torch(x) and x.device != like.device:

@@ -21,7 +21,7 @@ def preset_of(bounds: Any) -> Preset:
 
 def clip_of(clip: Any) -> tuple[float, float]:
     """(below, above) 1. Errors: `UsageError`."""
-    pair = tuple(clip) if isinstance(clip, Sequence) and not isinstance(clip, str) else (clip, clip)
+    pair: tuple[Any, ...] = tuple(clip) if isinstance(clip, (list, tuple)) else (clip, clip)
     if len(pair) != 2 or not all(_real(x) and x >= 0 for x in pair):
         raise UsageError(f"clip is {clip!r}, wanted one number or two, 0 or more: below and above 1, as (0.2, 0.28)")
     return float(pair[0]), float(pair[1])

@@ -231,6 +231,15 @@ def _say_uncorrected(judge: Judge, merged: Merged, found: Mapping[str, Any], on:
     return [said("uncorrected-off-policy", message, evidence={"equal": equal / n, "kl_k3": k3})]
 
 
+def _say_weights(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mapping[str, Any]) -> list[Finding]:
+    """One of them is enough to make every parameter NaN."""
+    n = merged["corrected:nonfinite"]
+    if not n:
+        return []
+    message = f"{n:,.0f} weights of {merged['corrected:n']:,.0f} tokens are NaN or infinite"
+    return [said("nonfinite-weight", message, evidence={"weights": n, "tokens": merged["corrected:n"]})]
+
+
 def _say_still(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mapping[str, Any]) -> list[Finding]:
     still = judge.follow(merged)
     if still is None or still <= judge.max_lag:
@@ -342,8 +351,8 @@ def _say_recheck(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Map
 #: How a check's outcome stands in the vector; 0 is no check.
 RECHECKED: tuple[Any, ...] = (None, Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.DRIFT, Outcome.ERROR)
 _SAY: tuple[Say, ...] = (
-    _say_states, _say_faults, _say_uncorrected, _say_still, _say_mixed, _say_ahead, _say_bounds, _say_alarms,
-    _say_recheck,
+    _say_states, _say_faults, _say_uncorrected, _say_weights, _say_still, _say_mixed, _say_ahead, _say_bounds,
+    _say_alarms, _say_recheck,
 )  # fmt: skip
 assert set(_STATES) == set(alarms.STATE_SHARES)
 assert all(rowed in ROWED for rowed, _ in _ERRORS.values())

@@ -38,6 +38,9 @@ def judge(e: Evidence) -> Answer:
         return Answer("unclear", f"the mean ratio is {ratio.value:.3f}, within chance of 1")
     if not _falls(bins):
         return Answer("no", "the offset does not shrink where a token is certain")
+    cut = [k for k, values in WHOLE.items() if not set(e.facts.get(k, ("null",))) <= {*values, "null"}]
+    if cut:
+        return Answer("no", f"{', '.join(cut)} is declared, which would do that")
     return Answer("fits", "the scorer's mass is partly elsewhere", *_found(e, bins, ratio.value, ranges))
 
 
@@ -63,7 +66,8 @@ def _found(e: Evidence, bins: Bins, mean_ratio: float, ranges: list[str]) -> tup
         "tokens that the sampler cannot draw"
     )
     rivals = ("top-p, top-k or min-p on the sampler's side only", "padded vocabulary rows in the scorer's softmax")
-    return finding("one-sided-gap", message, evidence=evidence, ruled_out=gone, rivals=rivals), _strength(bins)
+    # what could cut the support is not declared, so this explains half at most
+    return finding("one-sided-gap", message, evidence=evidence, ruled_out=gone, rivals=rivals), _strength(bins) / 2
 
 
 def _strength(bins: Bins) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onepolicy.codes import finding
+from onepolicy.counted import Counted
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.rounding import EVERY
 from onepolicy.signatures.scale import BANDS, Far, far, level
@@ -11,14 +12,16 @@ from onepolicy.signatures.scale import BANDS, Far, far, level
 FEW = 1e-3
 #: An outlier is at least this many times the median |d| / (1 - p) off. Healthy bf16 reaches 60 at one token in 10,000.
 FAR = 15.0
+#: Octaves of |d| below the outliers that hold no token.
+ALONE = 2
 
 
 def judge(e: Evidence) -> Answer:
     counted = e.extra.get("rounding")
     if counted is None or not e.n:
         return Answer("lacks", "needs the gap by size")
-    least = max(1.0, FAR * level(counted, EVERY).median)
-    found = next((f for k, edge in enumerate(BANDS, 1) if edge >= least and _few(f := far(counted, k), e.n)), None)
+    least = FAR * level(counted, EVERY).median
+    found = _isolated(counted, least, e.n)
     if found is None:
         return Answer("no", f"no few tokens beyond {least:.2g} nats hold half of the mean of exp|d|")
     places = ", ".join(f"{r}:{p}" for r, p in zip(found.records[:3], found.positions[:3], strict=True))
@@ -33,7 +36,16 @@ def judge(e: Evidence) -> Answer:
         "median_abs": _median(e),
     }  # fmt: skip
     out = finding("single-outlier", message, place=places, evidence=evidence)
-    return Answer("fits", f"{found.n} tokens hold most of the mean of exp|d|", out, _share(found, e.n))
+    return Answer("fits", f"{found.n} tokens hold most of the mean of exp|d|", out, 0.5)
+
+
+def _isolated(counted: Counted, least: float, n: int) -> Far | None:
+    """Few tokens far off, with nothing in the two octaves below them: a tail that thins out has no such hole."""
+    for k in range(ALONE + 1, len(BANDS) + 1):
+        found = far(counted, k)
+        if BANDS[k - 1] >= least and far(counted, k - ALONE).n == found.n and _few(found, n):
+            return found
+    return None
 
 
 def _few(found: Far, n: int) -> bool:
@@ -41,10 +53,6 @@ def _few(found: Far, n: int) -> bool:
         return False
     whole = (found.mean_exp_abs - 1) * n
     return whole - (found.mean_exp_abs_without - 1) * (n - found.n) > 0.5 * whole
-
-
-def _share(found: Far, n: int) -> float:
-    return 1 - found.mean_abs_without * (n - found.n) / max(found.mean_abs * n, 1e-300)
 
 
 def _median(e: Evidence) -> float | None:

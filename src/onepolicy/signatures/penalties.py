@@ -24,7 +24,7 @@ from onepolicy.signatures.declared import switched_off, switched_on, told
 STRATA = (0.003, 0.03, 0.15, 0.4, 0.7, 0.9, 0.97, 0.995)
 CLASSES = ("new", "prompt", "reply 1", "reply 2", "reply 3")
 #: z of the difference within strata, and the share of the mean square gap that repeats explain beyond the strata.
-CLEAR, SHARE = 6.0, 0.2
+CLEAR, SHARE = 6.0, 0.1
 #: Repeats and new tokens that must be there.
 FEWEST = 5
 #: A token with more repeats before it counts as so many.

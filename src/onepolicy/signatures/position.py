@@ -15,6 +15,8 @@ from onepolicy.signatures.contrast import SEQUENCES, SURE, told
 
 #: The last quarter against the first, on the tokens' own scale, and that it still grows from the third quarter on.
 GROWTH, STILL = 1.6, 1.12
+#: By the third quarter this share of the growth is there; along a line it is two thirds.
+ON_THE_WAY = 0.4
 #: Rank correlation of the gap with the place, over sixteenths of the replies; 0.8 comes once in 5,000 without a trend.
 TREND = 0.8
 QUARTERS = tuple(tuple(str(4 * q + k) for k in range(4)) for q in range(4))
@@ -31,8 +33,8 @@ def judge(e: Evidence) -> Answer:
     growth, trend, z = scaled[3] / max(scaled[0], 1e-12), _trend(bins), _std_errors(quarters)
     if growth < GROWTH or trend < TREND:
         return Answer("no", f"the last quarter's gap is {growth:.2g} times the first's at equal probability")
-    if scaled[3] < STILL * scaled[2]:
-        return Answer("no", "the gap rises early in the reply and then stays, as after a change at one place")
+    if scaled[3] < STILL * scaled[2] or scaled[2] - scaled[0] < ON_THE_WAY * (scaled[3] - scaled[0]):
+        return Answer("no", "the gap does not grow all along the reply, it changes at one place")
     if _steady_by_place(e):
         return Answer("no", "at one place in the reply the gap is the same in short and long replies and does not grow")
     if _at_repeats(e):

@@ -53,7 +53,7 @@ def look(seen: Seen) -> Counted:
         out.count(f"{name}:zero far", n(here & zero & (seen.b < ALONE)))
         out.count(f"{name}:alone", n(here & alone))
         out.count(f"{name}:alone not 0", n(here & alone & (seen.a < CERTAIN)))
-        out.count(f"{name}:alone as the scorer", n(here & alone & (np.abs(seen.d) < 0.01)))
+        out.count(f"{name}:alone as the scorer", n(here & alone & (np.abs(seen.d) < 0.3 * np.abs(seen.b))))
     _parameters(out, seen)
     _scoring_semantics(out, seen, codes)
     return out

@@ -20,7 +20,7 @@ EDGES = (0.1, 0.5, 0.9, 0.99, 0.999)
 #: Bins of the scaled size: halves of an octave, from 2^-32 on.
 _LOW, _HIGH = -64, 24
 #: |d| from which tokens are counted apart, nats.
-BANDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+BANDS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: exp|d| is cut here: above it a float64 ends.
 _MOST = 700.0
 #: The ratios that count as near 1.

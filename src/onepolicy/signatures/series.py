@@ -185,6 +185,6 @@ def _code(bins: Bins, edge: float) -> int:
 
 SIGNATURES = (
     Signature("never_updated", "engine-never-updated", "the gap grows with every step", never_updated, ("step",)),
-    Signature("jumped", "gap-jumped", "the gap jumps at one step", jumped, ("step",)),
+    Signature("jumped", "gap-jumped", "the gap jumps at one step", jumped, ("step",), last=1),
     Signature("tail", "tail-rises", "the tail grows while the median stays", tail, ("step",)),
 )

@@ -7,17 +7,23 @@ looks like a temperature, and both stay suspicions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures import logit_fit
+from onepolicy.signatures import entropy_fit, logit_fit
 from onepolicy.signatures.base import Answer, Evidence, Signature
+from onepolicy.signatures.entropy_fit import Fit
+from onepolicy.types import Finding, Outcome, Severity
 
 #: Share of the mean square gap that two soft-caps must explain.
 SHARE = 0.8
+#: And that a fit must explain which no single temperature makes, to suspect one.
+SHARE_BENT = 0.4
 #: Keys under which engines and trainers declare it in a fingerprint.
 KEYS = ("final_logit_softcapping", "final_logit_softcap", "logit_softcap", "final_logits_soft_cap")
 
@@ -27,7 +33,7 @@ def look(seen: Seen) -> Counted:
     for side, name, values in (("a", seen.pairs.names[0], seen.a), ("b", seen.pairs.names[1], seen.b)):
         scoring = seen.rollouts.scorings.get(name)
         said = declared_cap({} if scoring is None else scoring.fingerprint)
-        out.count(f"declared:{side}:{said}", 1)
+        out.count(f"declared:{side}:{said}", len(seen.rollouts))
         if len(values):
             out.greatest(f"{side}:least", -float(values.min()))
     return out
@@ -54,9 +60,27 @@ def judge(evidence: Evidence) -> Answer:
     if "unknown" not in said and said[0] != said[1]:
         message = f"{evidence.names[0]} declares a soft-cap of {said[0]}, {evidence.names[1]} of {said[1]}"
         return Answer("fits", "", _finding(seen, evidence, message, said, {}), 0.5)
+    bent = _bent(evidence)
+    if bent is not None:
+        low, high = bent.groups
+        message = (
+            f"the {bent.by} explains {bent.share:.0%} of the gap as a temperature, but contexts of low and high entropy "
+            f"want other quotients ({low:.2f} and {high:.2f}), as where one side caps its logits: recorded logits, or "
+            "final_logit_softcapping of both configurations, would decide"
+        )
+        return Answer("unclear", message, _suspected(seen, evidence, message, said), bent.share)
     if said == ["none", "none"]:
         return Answer("no", "both sides declare no soft-cap")
     return Answer("lacks", "a soft-cap is named from recorded logits or declared configurations only")
+
+
+def _bent(evidence: Evidence) -> Fit | None:
+    """An entropy's fit that no single temperature makes: the surer the context, the stronger."""
+    heat = evidence.extra.get("temperature")
+    fits = [] if heat is None else [f for side in ("a", "b") if (f := entropy_fit.fit(heat, side)) is not None]
+    found = [f for f in fits if f.bent and f.share >= SHARE_BENT and f.n >= 100]
+    found = [f for f in found if abs(math.log(f.groups[0])) > abs(math.log(f.groups[1]))]
+    return max(found, key=lambda f: f.share) if found else None
 
 
 def _declared(seen: Counted, side: str) -> str:
@@ -87,7 +111,7 @@ def _words(key: str) -> str:
     return f"multiplies its logits by tanh(logits / {value}), a slip of the formula that keeps no order"
 
 
-def _finding(seen: Counted, evidence: Evidence, message: str, said: list[str], more: Mapping[str, Any]) -> Any:
+def _finding(seen: Counted, evidence: Evidence, message: str, said: list[str], more: Mapping[str, Any]) -> Finding:
     a, b = evidence.names
     facts = {
         "declared": {a: said[0], b: said[1]},
@@ -103,6 +127,12 @@ def _finding(seen: Counted, evidence: Evidence, message: str, said: list[str], m
         facts["greedy_equal"] = all(logit_fit.same_greedy(seen, key) for key in keys)
         facts["order_preserved"] = not any(key.startswith("slip") for key in keys)
     return finding("softcap-differs", message, evidence=facts)
+
+
+def _suspected(seen: Counted, evidence: Evidence, message: str, said: list[str]) -> Finding:
+    rivals = ("another scale or bend of one side's logits", "a temperature that differs from record to record")
+    found = _finding(seen, evidence, message, said, {})
+    return replace(found, severity=Severity.INFO, outcome=Outcome.INCONCLUSIVE, rivals=rivals)
 
 
 SIGNATURE = Signature(

@@ -1,20 +1,13 @@
 """One side is sharper than the other: log-probs of two temperatures.
 
-With beta = T_a / T_b the scorer's distribution is the sampler's to the power beta, renormalised, so that
-
-    d = (beta - 1) a - log sum p^beta  =  c (a + H) - c^2 V / 2 + ...        c = beta - 1
-
-with H and V the sampler's entropy and varentropy; from the scorer's side, c' = 1 - 1 / beta and its own H and V. The
-constant of a context has no covariance with a + H over tokens that this side drew, so the slope of d on a + H is c
-itself then, without a remainder. Dividing log-probs by T is not among the fits: it gives no distribution.
-
-Chosen log-probs alone do not identify it: log sum p^beta is different in each context, and a soft-cap bends alike.
+Named from distributions (`logit_fit`) or from one side's entropies (`entropy_fit`). Dividing log-probs by T is not
+among the fits: it gives no distribution. Chosen log-probs alone do not identify a temperature: the sum that renormalises
+differs from context to context, and whatever else bends the logits looks alike.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +15,13 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures import logit_fit
+from onepolicy.signatures import entropy_fit, logit_fit
 from onepolicy.signatures.adding import clipped, keep, keep_gram, of_sequences, read, spread
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import numbers
+from onepolicy.signatures.entropy_fit import RANGE, Fit
 from onepolicy.types import FloatArray
 
-#: T_scorer / T_sampler that is tried.
-RANGE = (0.2, 5.0)
 #: A ratio nearer to 1 than this is no difference.
 LEAST = 0.01
 #: Share of the gap's square that the fit must explain, to be named; with few sequences it must be nearly all.
@@ -51,7 +43,7 @@ def look(seen: Seen) -> Counted:
     _moments(out, "chosen", d, np.maximum(seen.a, -100.0), seen)
     keep(out, b=np.maximum(seen.b, -100.0), bb=np.maximum(seen.b, -100.0) ** 2)
     for side, values in (("a", seen.a), ("b", seen.b)):
-        _entropy_moments(out, side, d, values, seen)
+        entropy_fit.look(out, side, values, seen)
     return out
 
 
@@ -59,32 +51,6 @@ def _moments(out: Counted, name: str, d: FloatArray, a: FloatArray, seen: Seen) 
     keep(out, **{f"{name}:d": d, f"{name}:a": a, f"{name}:dd": d * d, f"{name}:ad": a * d, f"{name}:aa": a * a})
     parts = {"n": np.ones(len(d)), "d": d, "a": a, "ad": a * d, "aa": a * a}
     keep_gram(out, name, {k: of_sequences(seen, v) for k, v in parts.items()})
-
-
-def _entropy_moments(out: Counted, side: str, d: FloatArray, own: FloatArray, seen: Seen) -> None:
-    told = getattr(seen.pairs, f"{side}_entropy")
-    if told is None:
-        return
-    entropy = told[seen.at]
-    use = np.isfinite(entropy)
-    spread_told = getattr(seen.pairs, f"{side}_varentropy")
-    v = np.zeros(len(d)) if spread_told is None else np.nan_to_num(spread_told[seen.at])
-    d, x, v = d[use], np.maximum(own[use], -100.0) + entropy[use], np.minimum(v[use], 1e3)
-    out.count(f"{side}:tokens", len(d))
-    products = {"dd": d * d, "dx": d * x, "xx": x * x, "dv": d * v, "xv": x * v, "vv": v * v, "x": x}
-    keep(out, **{f"{side}:{k}": values for k, values in products.items()})
-    keep_gram(out, side, {k: of_sequences(seen, products[k], use) for k in ("dx", "xx", "x")})
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """T_scorer / T_sampler, the share of the mean square gap that it explains, z of the slope (0: not known)."""
-
-    ratio: float
-    share: float
-    z: float
-    n: int
-    by: str
 
 
 def judge(evidence: Evidence) -> Answer:
@@ -97,7 +63,7 @@ def judge(evidence: Evidence) -> Answer:
     exact = evidence.extra.get("softcap")
     if logit_fit.tokens(exact):
         return _by_distributions(exact, evidence)  # pyright: ignore[reportArgumentType]
-    fits = [fit for side in ("a", "b") if (fit := entropy_fit(seen, side)) is not None]
+    fits = [fit for side in ("a", "b") if (fit := entropy_fit.fit(seen, side)) is not None]
     if fits:
         return _by_entropy(max(fits, key=lambda f: f.share), evidence, seen)
     return _by_chosen(seen, evidence)
@@ -132,40 +98,15 @@ def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
 # -- from entropies ------------------------------------------------------------------------------------------------------
 
 
-def entropy_fit(seen: Counted, side: str) -> Fit | None:
-    """The best temperature by a side's entropies; None where they are not recorded."""
-    n = seen.counts.get(f"{side}:tokens", 0)
-    dd, dx, xx, dv, xv, vv, x = (read(seen, f"{side}:{k}") for k in ("dd", "dx", "xx", "dv", "xv", "vv", "x"))
-    if n == 0 or xx <= 0 or dd <= 0:
-        return None
-    ratios = np.exp(np.linspace(math.log(RANGE[0]), math.log(RANGE[1]), 2001))
-    c = 1 / ratios - 1 if side == "a" else 1 - ratios
-    half = (0.5 if side == "a" else -0.5) * c * c  # d = c x - half v
-    left = dd - 2 * c * dx + c * c * xx + 2 * half * dv - 2 * c * half * xv + half * half * vv
-    best = int(np.argmin(left))
-    slope = dx / xx
-    error = spread(seen, side, {"dx": 1.0, "xx": -slope}) / xx
-    drawn_here = abs(x) <= 3 * spread(seen, side, {"x": 1.0})
-    ratio = _of_slope(slope, side) if drawn_here else None
-    return Fit(
-        float(ratios[best]) if ratio is None else ratio,
-        max(0.0, 1 - float(left[best]) / dd),
-        abs(slope) / error if error > 0 else 0.0,
-        n,
-        f"{'sampler' if side == 'a' else 'scorer'}'s entropy",
-    )
-
-
-def _of_slope(slope: float, side: str) -> float | None:
-    """T_scorer / T_sampler, where the slope can be one."""
-    ratio = 1 / (1 + slope) if side == "a" and slope > -1 else 1 - slope if side == "b" else math.nan
-    return ratio if RANGE[0] <= ratio <= RANGE[1] else None
-
-
 def _by_entropy(fit: Fit, evidence: Evidence, seen: Counted) -> Answer:
     told = f"the {fit.by} explains {fit.share:.0%} of the gap as a temperature"
     if abs(math.log(fit.ratio)) < LEAST or fit.share < 0.1:
         return Answer("no", told)
+    if fit.bent:
+        low, high = fit.groups
+        return Answer(
+            "no", f"contexts of low and high entropy want other quotients ({low:.2f}, {high:.2f}): no temperature"
+        )
     many = seen.counts.get("sequences", 0) >= SEQUENCES
     if fit.n >= TOKENS and (fit.share >= SHARE_FEW or (fit.share >= SHARE and many and fit.z >= CLEAR)):
         found = _found(evidence, _sides(fit.ratio, evidence), fit.share, f"{fit.by} at {fit.n} tokens", False)
@@ -210,7 +151,9 @@ def _by_chosen(seen: Counted, evidence: Evidence) -> Answer:
         return Answer("no", told)
     fewer = _fewer_sign(evidence)
     if fewer < BOTH_SIGNS:
-        return Answer("no", f"{1 - fewer:.0%} of the gaps have one sign; a temperature moves likely tokens the other way")
+        return Answer(
+            "no", f"{1 - fewer:.0%} of the gaps have one sign; a temperature moves likely tokens the other way"
+        )
     many = seen.counts.get("sequences", 0) >= SEQUENCES
     if fit.n < TOKENS or (many and fit.z < CLEAR):
         return Answer("lacks", f"{told}, on {fit.n} tokens; an entropy of one side would tell")

@@ -12,6 +12,8 @@ from onepolicy.types import Finding
 
 #: Of two rivals that both fit, the one that explains this many times as much of the gap is named; else neither.
 CLEARLY = 1.5
+#: A cause that explains this share of the gap leaves no room for signatures that describe what is left, by `last`.
+ROOM = {0: 2.0, 1: 0.2, 2: 0.02}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,10 @@ def weighed(evidence: Evidence, signatures: Mapping[str, Signature] = SIGNATURES
         return Weighed((), {})
     answers: dict[str, Answer] = {}
     for last in sorted({s.last for s in signatures.values()}):
-        if last and any(_explains(a) for a in answers.values()):
+        if any(a.verdict == "fits" and a.strength >= ROOM[last] for a in answers.values()):
             break
         answers |= {key: s.judge(evidence) for key, s in signatures.items() if s.last == last}
     return Weighed(tuple(_named(signatures, answers)), answers)
-
-
-def _explains(answer: Answer) -> bool:
-    """A cause that leaves no room for a description of what is left: it fits, and it is about the size of the gap."""
-    return answer.verdict == "fits" and answer.strength >= 0.2
 
 
 def _named(signatures: Mapping[str, Signature], answers: Mapping[str, Answer]) -> list[Finding]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integrity_dumps import codes, found, reply, settled
 
+from integrity_dumps import codes, found, reply, settled
 from onepolicy.formats.base import BrokenRecord
 
 Y = [-4.4, -0.01, -1.3, -0.6, -0.5, -2.7, -0.04, -3.1, -0.4, -0.02, -1.9, -0.9]

@@ -480,6 +480,20 @@ def test_an_engine_that_is_never_updated() -> None:
     assert versions(Monitor(max_lag=4), lambda s: s // 4 * 4, range(1, 30)) == [[]] * 29  # synced every fourth step
 
 
+@pytest.mark.parametrize(("bad", "counted"), [(np.nan, True), (np.inf, True), (0.0, False), (1e30, False)])
+def test_weights_that_are_no_numbers(bad: float, counted: bool) -> None:
+    """On a scored token; what stands where nothing is trained is never looked at."""
+    made = healthy(1)
+    weights = np.where(made["mask"], 1.0, np.nan)
+    row, token = np.argwhere(made["mask"])[50]
+    weights[row, token] = bad
+    monitor = Monitor()
+    monitor.observe(**made, correction=weights)
+    last = monitor.close()
+    assert ("nonfinite-weight" in codes(last)) is counted
+    assert last.numbers["corrected.nonfinite/count"] == float(counted)
+
+
 def test_a_trainer_that_goes_back_is_no_engine_that_stands_still() -> None:
     """After a loss spike the run is taken up from an older checkpoint, in the same process: versions count up anew."""
     monitor = Monitor(max_lag=4)
