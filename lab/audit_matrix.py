@@ -27,15 +27,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import audit_batches as batches
-
+import audit_batches as batches  # pyright: ignore[reportMissingImports]
 from onepolicy.rollouts import Rollouts
 from onepolicy.signatures.weigh import weigh
 from onepolicy.survey import evidence_of, survey_of
 from onepolicy.types import Finding, Outcome
 
 #: Tokens -> trials of a fault, of healthy data.
-TRIALS = {500: (40, 300), 5_000: (20, 200), 50_000: (4, 30)}
+TRIALS = {500: (20, 150), 5_000: (10, 80), 50_000: (2, 8)}
 #: Codes that name no cause: what is left after all causes are none.
 NO_CAUSE = ("bf16-noise", "rounding-noise", "larger-than-rounding", "coarser-than-declared", "cause-unclear")
 OUTCOMES = ("named", "undecided", "abstains", "wrong")

@@ -386,3 +386,17 @@ NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "top-p-undeclared": ("truncated-support-mismatch", ()),
     "top-k-20": ("truncated-support-mismatch", ("one-sided-gap",)),
 }
+
+
+def declared_dtype(r: Rollouts, dtype: str) -> Rollouts:
+    """The same numbers, said to be of another precision on both sides."""
+    for name in ("sampler", "old"):
+        r = r.with_scoring(name, replace(r.scorings[name], dtype=dtype))
+    return r
+
+
+def configured(r: Rollouts, sampler: dict[str, Any], scorer: dict[str, Any]) -> Rollouts:
+    """The same rollouts with each side's model configuration in its fingerprint."""
+    for name, config in (("sampler", sampler), ("old", scorer)):
+        r = r.with_scoring(name, replace(r.scorings[name], fingerprint={"config": config}))
+    return r

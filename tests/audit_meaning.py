@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import audit_batches as batches
 import numpy as np
 
+import audit_batches as batches
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Scoring, Values
 

@@ -1,4 +1,4 @@
-"""Makes `tests/build.py` importable from every test, and has the longest files begin first where processes share them."""
+"""Makes `tests/build.py` importable from every test; the longest files begin first where processes share the tests."""
 
 import sys
 from pathlib import Path

@@ -15,7 +15,7 @@ from onepolicy.auditing import Unreadable, Work, audit_shard, batches
 from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.errors import ContentError, MergeError, UsageError
 from onepolicy.formats.base import Shard
-from onepolicy.formats.detect import Detected, detect
+from onepolicy.formats.detect import Detected, detect, is_damaged
 from onepolicy.formats.files import Files
 from onepolicy.on_ray import address_of, over_ray
 from onepolicy.same_tokens import check_rollouts
@@ -76,11 +76,14 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
         names = sides_of(found.shards, ("sampler", "scorer") if choices.scorer else choices.sides)
         tokenizer = None if choices.tokenizer is None else open_tokenizer(choices.tokenizer)
         kinds = None if tokenizer is None else kind_table(tokenizer)
-        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, choices.dialect, kinds, folder)
+        spill = folder if choices.on == "local" else None  # another machine does not see the folder
+        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, choices.dialect, kinds, spill)
         survey, unreadable = surveyed(found.shards, work, choices, progress)
         if unreadable and not survey.dump.counts.get("records"):
             raise ContentError(f"nothing can be read: {unreadable[0].why}")
-        dump = Dump(uris, _counted(found.shards), found.unclaimed, unreadable)
+        skipped = [(path, why) for path, why in found.unclaimed if not is_damaged(why)]
+        unreadable += [Unreadable((path,), f"{path}: {why}") for path, why in found.unclaimed if is_damaged(why)]
+        dump = Dump(uris, _counted(found.shards), skipped, unreadable)
         if tokenizer is not None:
             dump = _with_tokens(dump, found.shards, tokenizer)
         return report_of(survey, dump, choices.bounds, choices.reply_length)

@@ -27,6 +27,8 @@ from onepolicy.verdict import judged
 
 #: Profiles that are always shown when the dump has them; the others where their bins differ (see `_worth_showing`).
 SHOWN = ("probability", "position", "lag", "kind")
+#: Files that hold Python objects.
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".dp", ".bin")
 #: Bins of a profile in a table.
 BINS = 24
 
@@ -94,7 +96,13 @@ def _about_files(survey: Survey, dump: Dump) -> list[Finding]:
             f"{len(dump.skipped)} files are of no format that is known, as {dump.skipped[0][0]}: {dump.skipped[0][1]}"
         )
         evidence = {"files": [list(x) for x in dump.skipped[:20]], "count": len(dump.skipped)}
-        out.append(finding("files-skipped", message, origin="run", evidence=evidence))
+        pickles = [path for path, _ in dump.skipped if path.endswith(PICKLES)]
+        if pickles:  # that may well be what should have been audited
+            message = f"{len(pickles)} pickled files are of no format that is known, as {pickles[0]}; nothing was run"
+            weight = {"severity": Severity.WARN, "outcome": Outcome.INCONCLUSIVE}
+            out.append(finding("files-skipped", message, origin="run", evidence=evidence, **weight))
+        else:
+            out.append(finding("files-skipped", message, origin="run", evidence=evidence))
     return out
 
 

@@ -6,13 +6,14 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from onepolicy import storage
-from onepolicy.auditing import batches
+from onepolicy.auditing import batches, whole_columns
 from onepolicy.errors import ContentError, UsageError
+from onepolicy.formats.base import Shard
 from onepolicy.formats.detect import detect
 from onepolicy.formats.files import Files
 from onepolicy.rollouts import Rollouts
@@ -57,11 +58,7 @@ def convert(
     with tempfile.TemporaryDirectory(prefix=".onepolicy-", dir=output.resolve().parent) as folder:
         parts: list[Path] = []
         for n, shard in enumerate(found.shards, start=1):
-            try:
-                for read in batches(shard):
-                    _take(out, read, parts, Path(folder))
-            except ContentError as err:
-                out.unreadable.append(str(err))
+            _convert_shard(out, shard, parts, Path(folder))
             if progress is not None:
                 progress(n, len(found.shards))
         if not parts:
@@ -69,6 +66,25 @@ def convert(
             raise ContentError(f"nothing to write: {why}")
         _join(parts, output)
     return out
+
+
+def _convert_shard(out: Converted, shard: Shard, parts: list[Path], folder: Path) -> None:
+    """By whole columns where that goes, else record by record."""
+    before, n = replace(out, reasons=list(out.reasons)), len(parts)
+    try:
+        for read in whole_columns(shard) or ():
+            _take(out, read, parts, folder)
+        if len(parts) > n:
+            return
+    except ContentError:
+        del parts[n:]
+        for name in ("records", "tokens", "left_out", "texts", "reasons"):
+            setattr(out, name, getattr(before, name))
+    try:
+        for read in batches(shard):
+            _take(out, read, parts, folder)
+    except ContentError as err:
+        out.unreadable.append(str(err))
 
 
 def _require_output(output: Path, overwrite: bool) -> None:

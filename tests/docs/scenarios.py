@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import scenarios_audit
+import scenarios_dump
 import scenarios_legs
 import scenarios_loop
+import scenarios_shape
 import scenarios_tokens
 
 from onepolicy.check import check, compare_rollouts
@@ -232,7 +234,15 @@ SCENARIOS: dict[str, Callable[[], Report | TokenReport]] = {
     **scenarios_tokens.SCENARIOS,
     **scenarios_loop.SCENARIOS,
     **scenarios_audit.SCENARIOS,
+    **scenarios_dump.SCENARIOS,
+    **scenarios_shape.SCENARIOS,
 }
 #: Codes whose report is one of numbers; the others' is a `TokenReport`.
-_TOLD = {**scenarios_tokens.SCENARIOS, **scenarios_loop.SCENARIOS, **scenarios_audit.SCENARIOS}
+_TOLD = {
+    **scenarios_tokens.SCENARIOS,
+    **scenarios_loop.SCENARIOS,
+    **scenarios_audit.SCENARIOS,
+    **scenarios_dump.SCENARIOS,
+}
+_TOLD |= scenarios_shape.SCENARIOS
 OF_NUMBERS = [code for code in SCENARIOS if code not in _TOLD]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from framework_code import batches, cut
-from onepolicy import corrections
+from onepolicy import Monitor, corrections
 from onepolicy.integrations import areal, openrlhf, skyrl, slime, verl
 from onepolicy.integrations.columns import Columns
 
@@ -117,6 +117,36 @@ def test_verl_is_observed_and_logged() -> None:
     recorder.shown(x["sampler"], x["policy"], x["mask"].long(), policy_version=versions)
     _, metrics = verl.rollout_correction("verl:decoupled_token_is")(verl_batch(x))
     assert metrics["onepolicy/tokens/trained"] == int(x["mask"].sum())
+
+
+def test_verl_replies_that_an_update_cut_through() -> None:
+    """The newest step alone would call the older tokens fresh."""
+    _, x = next(batches())
+    batch, n = verl_batch(x), len(x["A"])
+    cut_row = int(x["mask"].sum(-1).argmax())
+    on = x["mask"][cut_row].nonzero()[:, 0].tolist()
+    oldest = [2 if row == cut_row else 3 for row in range(n)]
+    batch.non_tensor_batch = {"max_global_steps": [3] * n, "min_global_steps": oldest}
+    versions = verl.columns(batch).policy_version
+    wanted = torch.full(x["mask"].shape, 3.0)
+    wanted[cut_row] = -1.0
+    wanted[cut_row, on[0]], wanted[cut_row, on[-1]] = 2.0, 3.0
+    shown = x["mask"] | (torch.arange(n) != cut_row)[:, None]
+    assert versions is not None and len(on) > 2 and torch.equal(versions[shown], wanted[shown])
+    monitor = Monitor(step_zero=False)
+    verl.columns(batch).observe(monitor)
+    (found,) = [f for f in monitor.close().findings if f.code == "mixed-weight-versions"]
+    assert "1 of" in found.message and "where it changes is not known" in found.message
+
+
+def test_verl_without_versions() -> None:
+    """A trainer that is not asynchronous has the keys too, without values."""
+    _, x = next(batches())
+    batch = verl_batch(x)
+    batch.non_tensor_batch = {f"{end}_global_steps": [None] * len(x["A"]) for end in ("max", "min")}
+    monitor = Monitor(step_zero=False)
+    verl.columns(batch).observe(monitor)
+    assert "lag/mean" not in monitor.close().numbers and monitor.warnings == {}
 
 
 def test_verl_calls_it_as_it_is_written() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, Term, dialect
-from onepolicy.dialects.means import N, exp, greatest, least, mean
+from onepolicy.dialects.means import N, greatest, least, mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 _KEPT = "over kept tokens only"

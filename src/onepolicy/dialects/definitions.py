@@ -17,20 +17,10 @@ import numpy as np
 from onepolicy.dialects import key_of
 from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.dialects.key import Dialect, Key, Part, Term, dialect
-from onepolicy.dialects.means import (
-    WIDTH,
-    S,
-    by_sequence,
-    divide,
-    exp,
-    greatest,
-    k3,
-    pearson,
-    sequence_mean,
-    token_mean,
-)
+from onepolicy.dialects.means import WIDTH, N, S, by_sequence, divide, greatest, k3, pearson, sequence_mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import MASKS, View
-from onepolicy.errors import UsageError
+from onepolicy.errors import ContentError, UsageError
 from onepolicy.rollouts import Rollouts
 
 #: Relative difference up to which a number is reproduced. A dashboard's float32 sums are within 1e-5.
@@ -45,12 +35,12 @@ BANDS = ((0.5, 2.0), (0.5, 5.0), (0.8, 1.2))
 
 
 def _cap(c: float) -> Term:
-    return lambda v, o: np.minimum(exp(v.d), c)
+    return lambda v, o: np.minimum(v.r, c)
 
 
 def _band(low: float, high: float) -> Term:
     def term(v: View, o: Any) -> Any:
-        r = exp(v.d)
+        r = v.r
         return np.where((r >= low) & (r <= high), r, 0.0)
 
     return term
@@ -66,19 +56,19 @@ TERMS: dict[str, tuple[str, str, Term]] = {
     "k3_weighted": (
         "the other direction with its weight, 1 - r + r d",
         "kl_scorer_sampler_weighted/mean",
-        lambda v, o: 1 - exp(v.d) + exp(v.d) * v.d,
+        lambda v, o: 1 - v.r + v.r * v.d,
     ),
     "k3_clamped": ("k3 clamped to at most 10", "", lambda v, o: np.minimum(k3(v.d), 10.0)),
     "k3_input_clamped": ("k3 of d clamped to +-20", "", lambda v, o: k3(np.clip(v.d, -20, 20))),
-    "k1_weighted_by_p": ("-d weighted by p_sampler", "", lambda v, o: -v.d * exp(v.sampler)),
+    "k1_weighted_by_p": ("-d weighted by p_sampler", "", lambda v, o: -v.d * v.p),
     "abs": ("|d|", "abs_log_ratio/mean", lambda v, o: np.abs(v.d)),
     "mult_error": ("e^|d|", "mult_prob_error/mean", lambda v, o: exp(np.abs(v.d))),
-    "prob_abs": ("|p_scorer - p_sampler|", "prob_abs_diff/mean", lambda v, o: np.abs(exp(v.scorer) - exp(v.sampler))),
-    "prob_diff": ("p_scorer - p_sampler", "prob_diff/mean", lambda v, o: exp(v.scorer) - exp(v.sampler)),
-    "prob_opposite": ("p_sampler - p_scorer", "", lambda v, o: exp(v.sampler) - exp(v.scorer)),
-    "ratio": ("the ratio r", "ratio/mean", lambda v, o: exp(v.d)),
+    "prob_abs": ("|p_scorer - p_sampler|", "prob_abs_diff/mean", lambda v, o: np.abs(v.q - v.p)),
+    "prob_diff": ("p_scorer - p_sampler", "prob_diff/mean", lambda v, o: v.q - v.p),
+    "prob_opposite": ("p_sampler - p_scorer", "", lambda v, o: v.p - v.q),
+    "ratio": ("the ratio r", "ratio/mean", lambda v, o: v.r),
     "ratio_inverse": ("1 / r, sampler over scorer", "", lambda v, o: exp(-v.d)),
-    "ratio_gap": ("|r - 1|", "", lambda v, o: np.abs(exp(v.d) - 1)),
+    "ratio_gap": ("|r - 1|", "", lambda v, o: np.abs(v.r - 1)),
     "chi2": ("r^2 - 1", "chi2_token/mean", lambda v, o: exp(2 * v.d) - 1),
     **{f"ratio_capped_{c:g}": (f"r after truncation at {c:g}", "", _cap(c)) for c in CAPS},
     **{f"ratio_band_{a:g}_{b:g}": (f"r, 0 outside {a:g} to {b:g}", "", _band(a, b)) for a, b in BANDS},
@@ -92,19 +82,21 @@ AVERAGES = {
 }
 
 
-def _padded(name: str, says: str, term: Term, **more: Any) -> Key:
-    parts = (Part(f"sum {name}", "sum", term), S, WIDTH)
-    return Key(name, says, parts, lambda o, x, s, width: divide(x, s * width), **more)
-
-
-_MAKE = {"token": token_mean, "sequence": by_sequence, "padded": _padded}
+def _of_term(name: str, average: str, says: str, term: Term, ours: str) -> Key:
+    """A term's mean; those over tokens and over the padded batch share their sum."""
+    full = f"{name}/{average}"
+    if average == "sequence":
+        return by_sequence(full, says, term)
+    total = Part(f"sum {name}", "sum", term)
+    if average == "token":
+        return Key(full, says, (total, N), lambda o, x, n: divide(x, n), ours=ours)
+    return Key(full, says, (total, S, WIDTH), lambda o, x, s, width: divide(x, s * width))
 
 
 def _keys() -> Iterator[Key]:
     for name, (what, ours, term) in TERMS.items():
         for average, how in AVERAGES.items():
-            says = f"{what}; {how}"
-            yield _MAKE[average](f"{name}/{average}", says, term, ours=ours if average == "token" else "")
+            yield _of_term(name, average, f"{what}; {how}", term, ours)
     whole: dict[str, tuple[str, str, Term]] = {
         "ratio/product": ("e^D, the product of a sequence's ratios", "", lambda v, o: exp(v.sums(v.d))),
         "ratio/geometric": ("e^(D / T)", "geometric_ratio/mean", lambda v, o: exp(v.means(v.d))),
@@ -117,7 +109,7 @@ def _keys() -> Iterator[Key]:
     for name, (what, ours, term) in whole.items():
         yield sequence_mean(name, f"{what}; mean over sequences", term, ours=ours)
     yield greatest("abs/max", "the greatest |d|", lambda v, o: np.abs(v.d), ours="abs_log_ratio/max")
-    yield greatest("ratio/max", "the greatest r", lambda v, o: exp(v.d), ours="ratio/max")
+    yield greatest("ratio/max", "the greatest r", lambda v, o: v.r, ours="ratio/max")
     yield greatest(
         "prob_abs/max", "the greatest |p - q| of probabilities", TERMS["prob_abs"][2], ours="prob_abs_diff/max"
     )
@@ -184,6 +176,28 @@ class Meanings:
             self._named = self._named or Accumulator(other._named.dialect, other._named.options)
             self._named.merge(other._named)
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; see `Accumulator.to_dict`."""
+        return {
+            "sums": {f"{mask} {policy}": sums.to_dict() for (mask, policy), sums in sorted(self._sums.items())},
+            "named": None if self._named is None else self._named.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Meanings:
+        """The inverse of `to_dict`. Errors: `ContentError` for anything else."""
+        try:
+            named, pairs = data["named"], [(*name.split(" "), sums) for name, sums in data["sums"].items()]
+            out = cls(_named=None if named is None else Accumulator.from_dict(named))
+            out._sums = {(mask, policy): Accumulator.from_dict(x, DEFINITIONS) for mask, policy, x in pairs}
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            if isinstance(err, ContentError):
+                raise
+            raise ContentError(f"these are not saved definitions: {type(err).__name__} {err}") from err
+        if out._named is not None:
+            out.dialect, out.options = out._named.dialect.name, out._named.options
+        return out
+
     def matches(
         self, reported: Mapping[str, float | None], step: int | None = None, tolerance: float = TOLERANCE
     ) -> dict[str, list[Match]]:
@@ -228,7 +242,8 @@ class Meanings:
             is_meant = mine is None and bool(ours) and key.ours == ours and (mask, policy) == ("trained", "old")
             if _relative(value, reported) <= tolerance and (is_meant or abs(reported) > NOTHING):
                 out.append(Match(name, reported, value, key.name, key.says, mask, policy, is_meant))
-        return sorted(out, key=lambda m: (not m.as_named, m.mask != "trained", m.policy != "old", m.relative))
+        # of those that fit alike, trained tokens and old first, then as the table has them: the plain ones
+        return sorted(out, key=lambda m: (not m.as_named, m.relative > TOLERANCE and m.relative, *_unusual(m)))
 
     def _meant(self, name: str) -> tuple[Key | None, str]:
         """(the dialect's key, or none; our metric's key) that the name stands for."""
@@ -239,6 +254,10 @@ class Meanings:
                 return self._named.dialect.key(bare), ""
         found = key_of(name)
         return None, found[1].ours if found is not None and found[1].same else name
+
+
+def _unusual(m: Match) -> tuple[bool, bool]:
+    return m.mask != "trained", m.policy != "old"
 
 
 def masked(rollouts: Rollouts, **names: str) -> dict[str, View]:

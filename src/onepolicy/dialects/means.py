@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Options, Part, Term
+from onepolicy.dialects.rounding import exp
 
 N = Part("tokens", "sum", lambda v, o: np.array([len(v.sampler)]))
 S = Part("sequences", "sum", lambda v, o: np.array([len(v.lengths)]))
@@ -100,27 +101,17 @@ def pearson(name: str, says: str, least: float = 0.0, **more: Any) -> Key:
         return cov / below if below else math.nan
 
     terms: dict[str, Callable[[Any], Any]] = {
-        "p": lambda v: _double(exp(v.sampler)),
-        "q": lambda v: _double(exp(v.scorer)),
-        "pp": lambda v: _double(exp(v.sampler)) ** 2,
-        "qq": lambda v: _double(exp(v.scorer)) ** 2,
-        "pq": lambda v: _double(exp(v.sampler)) * _double(exp(v.scorer)),
+        "p": lambda v: _double(v.p),
+        "q": lambda v: _double(v.q),
+        "pp": lambda v: _double(v.p) ** 2,
+        "qq": lambda v: _double(v.q) ** 2,
+        "pq": lambda v: _double(v.p) * _double(v.q),
     }
     parts = tuple(Part(f"pearson {k}", "sum", lambda v, o, f=f: f(v)) for k, f in terms.items())
     return Key(name, says, (*parts, N), value, **more)
 
 
 # -- terms -------------------------------------------------------------------------------------------------------------
-
-
-def exp(x: Any) -> Any:
-    """Rounded correctly in float32: numpy's own differs in two of five last bits there, torch's in one of a hundred."""
-    return np.exp(x) if x.dtype == np.float64 else np.exp(x.astype(np.float64)).astype(x.dtype)
-
-
-def log(x: Any) -> Any:
-    """As `exp`."""
-    return np.log(x) if x.dtype == np.float64 else np.log(x.astype(np.float64)).astype(x.dtype)
 
 
 def clamped(x: Any, bound: float) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Options, Part, dialect
-from onepolicy.dialects.means import divide, exp
+from onepolicy.dialects.means import divide
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.slime import OPTIONS, keys, reduced
 from onepolicy.dialects.view import View
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, dialect
-from onepolicy.dialects.means import N, clamped, ess, exp, greatest, least, log, mean, ones, sequence_mean, token_mean
+from onepolicy.dialects.means import N, clamped, ess, greatest, least, mean, ones, sequence_mean, token_mean
+from onepolicy.dialects.rounding import exp, log
 from onepolicy.dialects.view import View
 
 BOUND = 20.0

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, dialect
-from onepolicy.dialects.means import exp, greatest, k3, least, log, mean, ones, sequence_mean, token_mean
+from onepolicy.dialects.means import greatest, k3, least, mean, ones, sequence_mean, token_mean
+from onepolicy.dialects.rounding import exp, log
 from onepolicy.dialects.view import View
 
 _KINDS = {"k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": k3}
@@ -23,7 +24,7 @@ def _kl(v: View, o: Options, sign: int) -> Any:
 
 
 def _js(v: View, o: Options) -> Any:
-    mixture = log(0.5 * exp(v.scorer) + 0.5 * exp(v.sampler))
+    mixture = log(0.5 * v.q + 0.5 * v.p)
     return 0.5 * k3(v.scorer - mixture) + 0.5 * k3(v.sampler - mixture)
 
 

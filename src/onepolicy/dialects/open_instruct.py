@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, Term, dialect
-from onepolicy.dialects.means import clamped, exp, greatest, mean, moments, ones, std, token_mean
+from onepolicy.dialects.means import clamped, greatest, mean, moments, ones, std, token_mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 BOUND = 10.0
@@ -31,7 +32,7 @@ _KNOWN = Part("tokens with a value", "sum", lambda v, o: np.array([int((~np.isna
 
 
 def _reverse(v: View, o: Options) -> Any:
-    return (exp(v.sampler) if o["weighted_reverse_kl"] else 1) * (v.sampler - v.scorer)
+    return (v.p if o["weighted_reverse_kl"] else 1) * (v.sampler - v.scorer)
 
 
 def _d(v: View) -> Any:

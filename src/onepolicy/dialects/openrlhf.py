@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Option, Options, Part, dialect
-from onepolicy.dialects.means import exp, log, mean, ones, token_mean
+from onepolicy.dialects.means import mean, ones, token_mean
+from onepolicy.dialects.rounding import exp, log
 from onepolicy.dialects.view import View
 
 _BATCHES = "the dashboard averages micro-batches, each alike; here all tokens are one"
@@ -26,7 +27,7 @@ def _statistic(v: View, o: Options) -> Any:
     gating, whole = o["is_correction_gating"], o["is_correction_level"] == "seq"
     if gating == "ratio":
         return exp(v.means(v.d)[v.filled] if whole else v.d)
-    p, q = exp(v.sampler), exp(v.scorer)
+    p, q = v.p, v.q
     x = _binary_kl(p, q) if gating == "binary_kl" else np.abs(p - q)
     return v.means(x)[v.filled] if whole else x
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Option, Options, Part, Term, dialect
-from onepolicy.dialects.means import exp, greatest, mean, ones, spread, token_mean
+from onepolicy.dialects.means import greatest, mean, ones, spread, token_mean
 from onepolicy.dialects.view import View
 
 _STALE = "the scorer is the current policy: staleness is in it"
@@ -19,12 +19,12 @@ _BATCHES = "the dashboard averages micro-batches, each alike; here all tokens ar
 
 def _kl(v: View, o: Options) -> Any:
     """rho - log rho - 1."""
-    return exp(v.d) - v.d - 1
+    return v.r - v.d - 1
 
 
 def _masked(v: View, o: Options) -> Any:
     """`[N]`: dropped by the trust region."""
-    gap = exp(v.scorer) - exp(v.sampler)
+    gap = v.q - v.p
     if o["loss"] == "ipo":
         return np.abs(gap) > o["ipo_threshold"]
     return np.where(v.advantages > 0, gap > o["dppo_mask_high"], gap < -o["dppo_mask_low"])

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, dialect
-from onepolicy.dialects.means import FILLED, exp, mean, ones, token_mean
+from onepolicy.dialects.means import FILLED, mean, ones, token_mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 LEVELS = ("token", "geometric", "sequence", "segment")
@@ -30,7 +31,7 @@ def _ratio(v: View, level: str) -> Any:
 
 def _diff(v: View, level: str) -> Any:
     """`[N]` p_scorer - p_sampler, signed."""
-    return _SPREAD[level](v, exp(v.scorer) - exp(v.sampler))
+    return _SPREAD[level](v, v.q - v.p)
 
 
 def _passes(v: View, o: Options, what: str, level: str) -> Any:
@@ -53,7 +54,7 @@ def _values(level: str) -> list[Key]:
     return [
         mean(
             f"actor/train_infer_ratio_{level}_mean",
-            f"mean of r at the level of the {level}",
+            f"mean of r, {level} level",
             per(_ratio),
             FILLED,
             direction="scorer over sampler",
@@ -64,7 +65,7 @@ def _values(level: str) -> list[Key]:
         ),
         mean(
             f"actor/train_infer_diff_{level}_mean",
-            f"mean of p_scorer - p_sampler at the level of the {level}",
+            f"mean of p_scorer - p_sampler, {level} level",
             per(_diff),
             FILLED,
             direction="scorer - sampler, in probabilities",
@@ -80,7 +81,7 @@ def _rates(level: str) -> list[Key]:
     return [
         token_mean(
             f"actor/train_infer_{level}_{what}_mask_mean",
-            f"share of tokens whose {what} at the level of the {level} is inside the bounds",
+            f"share of tokens whose {what}, {level} level, is inside the bounds",
             lambda v, o, what=what: ones(_passes(v, o, what, level)),
             direction="scorer over sampler",
             quirks="a PASS rate: 1 is healthy; other frameworks log what is dropped",

@@ -16,7 +16,6 @@ from onepolicy.dialects.means import (
     WIDTH,
     N,
     S,
-    exp,
     greatest,
     least,
     mean,
@@ -27,6 +26,7 @@ from onepolicy.dialects.means import (
     std,
     token_mean,
 )
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 BOUND = 20.0

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, Term, dialect
-from onepolicy.dialects.means import clamped, divide, exp, k3, ones
+from onepolicy.dialects.means import clamped, divide, k3, ones
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 BOUND = 20.0
@@ -39,7 +40,7 @@ def _on(option: str) -> Callable[[Options], bool]:
 
 
 def _tis(v: View, o: Options) -> Any:
-    return exp(v.d)
+    return v.r
 
 
 def _tis_changed(v: View, o: Options) -> Any:

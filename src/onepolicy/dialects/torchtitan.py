@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, Part, Term, dialect
-from onepolicy.dialects.means import N, exp, greatest, mean, ones
+from onepolicy.dialects.means import N, greatest, mean, ones
 from onepolicy.dialects.view import View
 
 
@@ -22,7 +22,7 @@ _COUNT = Part("tokens with a finite value", "sum", lambda v, o: np.array([int(np
 
 
 def _ratio(v: View, o: Options) -> Any:
-    return exp(v.d)
+    return v.r
 
 
 def _clipped(v: View, o: Options) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Option, Options, Part, dialect
-from onepolicy.dialects.means import exp, greatest, least, mean
+from onepolicy.dialects.means import greatest, least, mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 _RANKS = "each rank and generation batch counts alike; here all tokens are one"
@@ -50,7 +51,7 @@ TRL = dialect(
             _gap,
             Part("tokens that are not NaN", "sum", lambda v, o: np.array([len(_gap(v, o))])),
             direction="none",
-            quirks=f"TRL averages over ranks, each rank alike: {_RANKS}",
+            quirks="TRL averages over ranks, each rank alike; here all tokens are one",
             ours="abs_log_ratio/mean",
         ),
         greatest(

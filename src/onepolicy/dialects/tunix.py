@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Option, Options, dialect
-from onepolicy.dialects.means import clamped, exp, greatest, ones, pearson, token_mean
+from onepolicy.dialects.means import clamped, greatest, ones, pearson, token_mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
 _BATCHES = "the dashboard averages micro-batches, each alike; here all tokens are one"
@@ -21,7 +22,7 @@ def _gap(v: View, o: Options) -> Any:
 
 
 def _probability_gap(v: View, o: Options) -> Any:
-    return np.abs(exp(v.sampler) - exp(v.scorer))
+    return np.abs(v.p - v.q)
 
 
 def _r(v: View) -> Any:

@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, dialect
-from onepolicy.dialects.means import (
-    N,
-    clamped,
-    exp,
-    greatest,
-    k3,
-    least,
-    mean,
-    pearson,
-    sequence_mean,
-    spread,
-    token_mean,
-)
+from onepolicy.dialects.means import N, clamped, greatest, k3, least, mean, pearson, sequence_mean, spread, token_mean
+from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.verl_importance import IMPORTANCE
 from onepolicy.dialects.verl_rejection import REJECTION
 from onepolicy.dialects.view import View
@@ -149,7 +138,7 @@ _DIFF = "a difference of probabilities, not of log-probs as its docstring says"
 
 
 def _probability_gap(v: View, o: Options) -> Any:
-    return np.abs(exp(v.scorer) - exp(v.sampler))
+    return np.abs(v.q - v.p)
 
 
 DEBUG = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onepolicy.dialects.rounding import exp
 from onepolicy.errors import ContentError, UnknownName
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import BoolArray, FloatArray, IntArray, Values
@@ -67,6 +68,21 @@ class View:
     def d(self) -> Any:
         """`[N]` log p_scorer - log p_sampler."""
         return self.scorer - self.sampler
+
+    @cached_property
+    def r(self) -> Any:
+        """`[N]` the ratio e^d."""
+        return exp(self.d)
+
+    @cached_property
+    def p(self) -> Any:
+        """`[N]` the sampler's probability of the token."""
+        return exp(self.sampler)
+
+    @cached_property
+    def q(self) -> Any:
+        """`[N]` the scorer's."""
+        return exp(self.scorer)
 
     @cached_property
     def update(self) -> Any:

@@ -66,6 +66,8 @@ class RawRecord:
     `facts`: record columns (`step`, `group_id`, `reward`, `temperature`, ...), None where null.
     `lists`: token_list columns (`sampling_mask`, `routed_experts`, ...): a list a token, None where
     null, placed by the Layout. `scorings`: `{name: {semantics, dtype, fingerprint}}` as far as the dump tells.
+    `ids_known` False: the dump has log-probs and no ids; `token_ids` then only counts the tokens, 0, 1, 2, ..., so that
+    none looks like another. Nothing that asks which token stands somewhere may be run on it.
     `claims`: counts that the record states of itself (`token_ids`, `reply`, `prompt`), held against what is there.
     """
 
@@ -80,6 +82,7 @@ class RawRecord:
     prompt_known: bool = True
     #: text of the record, for the text checks: `prompt_text`, `reply_text`, `messages`
     texts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    ids_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

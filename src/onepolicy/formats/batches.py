@@ -6,7 +6,6 @@ Rows are cut by their attention mask, which must be one run of ones. What a mask
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, Layout, RawColumn, RawRecord, floats
 from onepolicy.formats.inert import Opaque
-from onepolicy.formats.unpickle import Array, Tensor, array, loads, rows
+from onepolicy.formats.unpickle import Array, Jagged, Tensor, array, loads, rows
 from onepolicy.types import BoolArray
 
 _TENSORDICT = ("_rebuild_tensordict_files", "_rebuild_tensordict_files_shared")
@@ -52,7 +51,7 @@ class Batch:
         found = self.rows(name)
         if i >= len(found):
             raise ValueError(f"column {name!r} has {len(found)} rows; this is the one after")
-        return found[i]
+        return np.asarray(found[i])
 
     def object(self, name: str, i: int) -> Any:
         values = self.objects.get(name)
@@ -106,10 +105,10 @@ def _consolidated(value: Opaque, place: str) -> dict[str, Any]:
     if data.dtype != np.uint8:
         raise ContentError(f"{place}: a TensorDict whose bytes are {data.dtype}")
     flat = np.ascontiguousarray(data.reshape(-1)).data
-    return _joined({k: _leaf(k, leaf, flat, place) for k, leaf in leaves.items() if isinstance(k, str)})
+    return _joined({k: _leaf(k, leaf, flat, place) for k, leaf in leaves.items() if isinstance(k, str)}, place)
 
 
-def _leaf(name: str, leaf: Any, flat: memoryview, place: str) -> NDArray[Any] | None:
+def _leaf(name: str, leaf: Any, flat: memoryview, place: str) -> Tensor | None:
     if not isinstance(leaf, (tuple, list)) or len(leaf) < 4:
         return None  # the marks of a nested tensor have no bytes
     parts = [x for i, x in enumerate(leaf) if i != 2 or type(x) is int]  # some versions tell the device in between
@@ -121,14 +120,14 @@ def _leaf(name: str, leaf: Any, flat: memoryview, place: str) -> NDArray[Any] | 
     return _from_bytes(str(dtype), shape, flat[first:end], name, place)
 
 
-def _from_bytes(dtype: str, shape: Any, data: bytes | memoryview, name: str, place: str) -> NDArray[Any]:
+def _from_bytes(dtype: str, shape: Any, data: bytes | memoryview, name: str, place: str) -> Tensor:
     tensor = Tensor.of_bytes(place, dtype, tuple(shape), data)
     if tensor is None:
         raise ContentError(f"{place}: {name!a} is of {dtype[:40]!a}, which is not read")
-    return array(tensor, place)
+    return tensor
 
 
-def _joined(leaves: dict[str, NDArray[Any] | None]) -> dict[str, Any]:
+def _joined(leaves: dict[str, Tensor | None], place: str) -> dict[str, Any]:
     """Nested leaves lie in parts: their values and their offsets, under marked names."""
     out: dict[str, Any] = {k: v for k, v in leaves.items() if v is not None and not k.startswith("<")}
     for mark in ("<NJT_VALUES>", "<NJT>"):
@@ -136,8 +135,7 @@ def _joined(leaves: dict[str, NDArray[Any] | None]) -> dict[str, Any]:
             name = key.removeprefix(mark)
             offsets = leaves.get(f"<NJT_OFFSETS>{name}")
             if key.startswith(mark) and values is not None and offsets is not None and name not in out:
-                bounds = offsets.reshape(-1).tolist()
-                out[name] = [values[a:b] for a, b in itertools.pairwise(bounds)]
+                out[name] = Jagged(place, values, offsets, leaves.get(f"<NJT_LENGTHS>{name}"))
     return out
 
 
@@ -162,6 +160,18 @@ def run_of_ones(mask: NDArray[Any], name: str = "attention_mask") -> slice:
     if at[-1] - at[0] + 1 != len(at):
         raise ValueError(f"{name} has a hole at position {int(np.flatnonzero(mask[at[0] :] == 0)[0] + at[0])}")
     return slice(int(at[0]), int(at[-1]) + 1)
+
+
+def whole_numbers(ids: NDArray[Any], name: str = "token ids") -> NDArray[Any]:
+    """Errors: `ValueError` for ids that are something else."""
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise ValueError(f"{name}: got {ids.ndim} dimensions of {ids.dtype}, wanted whole numbers")
+    return ids
+
+
+def step_of(value: Any) -> int | None:
+    """A step as it is stored; None for what no step is."""
+    return value if type(value) is int and abs(value) < 2**62 else None
 
 
 def scored(values: NDArray[Any], layout: Layout, mask: NDArray[Any] | None) -> RawColumn:

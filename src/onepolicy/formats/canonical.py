@@ -19,6 +19,7 @@ from onepolicy.errors import ContentError
 from onepolicy.formats import jsonl_lines, parquet_rows
 from onepolicy.formats.base import BrokenRecord, Files, RawColumn, RawRecord, Read, Shard
 from onepolicy.formats.cells import Row, ids_of
+from onepolicy.formats.files import is_url, packing
 from onepolicy.formats.jsonl_lines import WRONG, Line, why
 from onepolicy.formats.sniff import PARQUET, keys_of
 from onepolicy.records import HEADER_KEYS, refuse_unknown
@@ -63,9 +64,9 @@ def is_parquet(shard: Shard, files: Files) -> bool:
 def rollouts(shard: Shard, files: Files, max_tokens: int) -> Iterator[Rollouts]:
     """A Parquet shard in batches of about `max_tokens`. Errors: `ContentError` for the first record that breaks the
     contract: `read` tells of each of them."""
-    path = shard.paths[0]
-    with files.open(path) as source:
-        n_records = 0
+    path, n_records = shard.paths[0], 0
+    with files.open(path) as file:  # a local file is read by pyarrow itself, which is faster
+        source = file if is_url(path) or packing(path) else None
         for part in parquet.shards(path, max_tokens, shard.start, shard.stop, source):
             try:
                 validate_columns(part, first=n_records)
@@ -174,4 +175,14 @@ def _fact(row: Row, key: str, spec: schema.Column) -> Any:
         return row.name(key)
     if spec.dtype in ("int32", "int64"):
         return row.whole(key, int(spec.dtype[3:]))
-    return row.get(key) if spec.dtype == "json" else row.number(key)
+    return _parsed(row.get(key)) if spec.dtype == "json" else row.number(key)
+
+
+def _parsed(value: Any) -> Any:
+    """Parquet holds JSON as text."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value

@@ -82,20 +82,28 @@ def _owner(path: str, files: Files, paths: Sequence[str]) -> tuple[str | None, s
     except ContentError as err:
         return None, _about(path, err)
     if not head:
-        return None, "an empty file"
+        return None, _EMPTY
     for name in FORMATS:
         if format_of(name).claims(path, head, paths):
             return name, ""
     return None, _unknown(path, head)
 
 
+def is_damaged(why: str) -> bool:
+    """Whether a file is unclaimed since it cannot be read, and not since it is something else."""
+    return why not in {*BESIDE.values(), _EMPTY} and not why.startswith((_NO_FORMAT, _NOT_KNOWN))
+
+
+_EMPTY, _NO_FORMAT, _NOT_KNOWN = "an empty file", "no known format has these", "not a dump that is known"
+
+
 def _unknown(path: str, head: bytes) -> str:
     keys = [str(k)[:40] for k in keys_of(head)]
     if not keys:
-        return f"not a dump that is known: {name_of(path)} begins with {head[:16]!r}"
+        return f"{_NOT_KNOWN}: {name_of(path)} begins with {head[:16]!r}"
     what = "columns" if is_parquet(head) else "keys"
     shown = ", ".join(keys[:12]) + (f" and {len(keys) - 12} more" if len(keys) > 12 else "")
-    return f"no known format has these {what}: {shown}"
+    return f"{_NO_FORMAT} {what}: {shown}"
 
 
 def _about(path: str, err: Exception) -> str:

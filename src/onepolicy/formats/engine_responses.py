@@ -4,6 +4,8 @@ vLLM: completions and chat (`return_token_ids`), `/inference/v1/generate`, offli
 `/generate` (`meta_info.output_token_logprobs` = [log-prob, id, text]); OpenAI's chat and completions, which have no
 ids: text only. One record for each choice. There is no trainer side. What the log-probs mean is told by the server's
 flags, not by the answer: it stays unknown unless `logprobs_mode` stands beside it.
+With SGLang's return_sampling_mask the sampler is `output_token_sampling_logprobs`, over the kept tokens alone, and the
+values over the whole vocabulary are the scoring `full` (https://github.com/sgl-project/sglang/pull/27408).
 Layouts: vLLM 0.32's protocol classes; SGLang's documentation (0.4 to 0.5).
 """
 
@@ -214,12 +216,11 @@ def _sglang(outer: Row, answer: Row, place: str) -> Read:
     reply = drawn[1] if drawn is not None and told is None else told
     assert reply is not None
     prompt = prompt_ids(outer, answer, answer)
-    given = _triples(meta, "input_token_logprobs")
-    if prompt is None and given is not None and len(given[1]) == meta.whole("prompt_tokens"):
-        prompt = given[1]
+    prompt = _whole_prompt(meta) if prompt is None else prompt
     ids = joined(prompt, reply)
-    value = None if drawn is None else _sampled(drawn, reply)
-    columns = present(sampler_logprobs=value, policy_version=_version(meta, len(reply)))
+    columns = _drawn_columns(meta, None if drawn is None else _sampled(drawn, reply), len(reply))
+    if "output_token_sampling_logprobs" in meta:
+        facts["logprob_semantics"] = "processed"
     kept = meta.lists(meta.first("output_token_sampling_mask", "sampling_mask", "output_top_p_token_ids"))
     lists = routes(meta.get("routed_experts"), len(ids))
     lists |= {} if kept is None else {"sampling_mask": (kept, "reply")}
@@ -228,6 +229,21 @@ def _sglang(outer: Row, answer: Row, place: str) -> Read:
     counts = {"reply": meta.whole("completion_tokens"), "prompt": meta.whole("prompt_tokens") if known else None}
     claims = {key: n for key, n in counts.items() if n is not None}
     return RawRecord(place, ids, n_prompt, columns, facts, lists, claims=claims, prompt_known=known, texts=texts)
+
+
+def _whole_prompt(meta: Row) -> NDArray[np.int64] | None:
+    """The prompt's ids, if the answer has all of them and not only its end."""
+    given = _triples(meta, "input_token_logprobs")
+    return given[1] if given is not None and len(given[1]) == meta.whole("prompt_tokens") else None
+
+
+def _drawn_columns(meta: Row, value: RawColumn | None, n: int) -> dict[str, RawColumn]:
+    kept_only = meta.floats("output_token_sampling_logprobs", "reply")
+    return present(
+        sampler_logprobs=value if kept_only is None else kept_only,
+        full_logprobs=None if kept_only is None else value,
+        policy_version=_version(meta, n),
+    )
 
 
 def _sampled(drawn: tuple[list[Any], NDArray[np.int64]], reply: NDArray[np.int64]) -> RawColumn:

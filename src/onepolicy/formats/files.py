@@ -6,6 +6,7 @@ import glob
 import io
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
@@ -14,6 +15,7 @@ from onepolicy.errors import ContentError, MissingExtra, UsageError
 
 #: suffix -> how the bytes behind it are packed
 PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_BUFFER = 1 << 20
 #: What is unpacked ahead of the reader, and lost where a packed file turns out to be cut.
 _AHEAD = 1 << 16
 _T = TypeVar("_T")
@@ -125,9 +127,12 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 def _opened(path: str) -> BinaryIO:
     if not is_url(path):
-        return open(path, "rb", buffering=1 << 20)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for its writer
+            raise ContentError(f"{path}: not a file: a folder, pipe or device")
+        return open(path, "rb", buffering=_BUFFER)
     system, inside = _filesystem(path)
-    return cast(BinaryIO, system.open(inside, "rb"))
+    # fsspec's own files read a line of any length whole
+    return cast(BinaryIO, io.BufferedReader(cast(Any, system.open(inside, "rb")), _BUFFER))
 
 
 def _unpacked(raw: BinaryIO, packed: str) -> BinaryIO:

@@ -92,7 +92,7 @@ def _stream(path: str, file: BinaryIO, at: int, stop: int | None, number: int | 
         at += len(line)
         place = f"{path}:{number}" if number is not None else f"{path}:byte {begin}"
         if len(line) > limit and not line.endswith(b"\n"):
-            at += _skip(path, file)
+            at += skip_line(path, file)
             yield BrokenRecord(place, f"the line has more than {limit} bytes; wanted one sequence a line")
         else:
             yield from _parsed(line, place, begin, number)
@@ -120,7 +120,7 @@ def _elements(items: list[Any], place: str) -> Iterator[Line]:
         yield Line(f"{place}[{i}]", item, i + 1)
 
 
-def _skip(path: str, file: BinaryIO) -> int:
+def skip_line(path: str, file: BinaryIO) -> int:
     """Reads past the rest of a line, in pieces. Returns its bytes."""
     n = 0
     while part := guarded(path, lambda: file.readline(_BLOCK)):

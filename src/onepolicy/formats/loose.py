@@ -1,15 +1,17 @@
 """Records of prompt and reply ids with log-probs under the names that people use; asked last.
 
-Where the values of a column stand is told by how many there are: as many as the reply has tokens, as many as prompt
+A record with two sides' log-probs and no ids at all is read too (`ids_known` False): what needs the ids is not run on
+it. Where the values of a column stand is told by how many there are: as many as the reply has tokens, as many as prompt
 and reply, or one less. If they are none of these, the record is set aside with what was wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onepolicy.formats import jsonl_lines, parquet_rows
 from onepolicy.formats.base import BrokenRecord, Files, Layout, RawColumn, RawRecord, Read, Shard
@@ -106,7 +108,13 @@ _MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 def claims(path: str, head: bytes, names: Sequence[str]) -> bool:
     keys = keys_of(head)
     ids = [k for k in (*REPLY_IDS, *WHOLE_IDS) if k in keys]
-    return any(keys[k] is None or _is_numbers(keys[k]) for k in ids) and any(k in keys for k in COLUMNS)
+    columns = {COLUMNS[k] for k in keys if k in COLUMNS}
+    with_ids = any(keys[k] is None or _is_numbers(keys[k]) for k in ids)
+    return bool(columns) if with_ids else _two_sides(columns)
+
+
+def _two_sides(columns: Collection[str]) -> bool:
+    return "sampler_logprobs" in columns and bool({"old_logprobs", "current_logprobs"} & set(columns))
 
 
 def _is_numbers(x: Any) -> bool:
@@ -137,6 +145,8 @@ def read(shard: Shard, files: Files) -> Iterator[Read]:
 def _record(line: Line) -> Read:
     row = Row(line.value)
     ids, prompt, known = _ids(row)
+    named = ids is not None
+    ids = _counted(row) if ids is None else ids
     reply = len(ids) - (prompt or 0)
     columns: dict[str, RawColumn] = {}
     for key, column in COLUMNS.items():
@@ -150,7 +160,17 @@ def _record(line: Line) -> Read:
     claims = {what: n for what, key in _CLAIMS.items() if (n := _count(row, key)) is not None}
     if prompt is None:
         claims = {k: v for k, v in claims.items() if k == "token_ids"}
-    return RawRecord(line.place, ids, prompt, columns, facts, _lists(row, len(ids), reply, known), {}, claims, known)
+    lists = _lists(row, len(ids), reply, known)
+    return RawRecord(line.place, ids, prompt, columns, facts, lists, claims=claims, prompt_known=known, ids_known=named)
+
+
+def _counted(row: Row) -> NDArray[np.int64]:
+    """Stand-ins for the ids, as many as the sampler's values. Errors: `ValueError` where only one side is there."""
+    columns = {COLUMNS[key]: key for key in reversed(COLUMNS) if isinstance(row.get(key), list)}
+    if not _two_sides(columns):
+        said = quoted(sorted(map(str, row.row)), 120)
+        raise ValueError(f"no token ids under a known name, and not both sides' log-probs; the keys are {said}")
+    return np.arange(len(row.list(columns["sampler_logprobs"]) or ()), dtype=np.int64)
 
 
 _CLAIMS = {"token_ids": "total_length", "prompt": "prompt_length", "reply": "response_length"}
@@ -161,14 +181,14 @@ def _count(row: Row, key: str) -> int | None:
 
 
 def _ids(row: Row) -> tuple[Any, int | None, bool]:
-    """(ids of prompt and reply, tokens of the prompt, whether the prompt is there)."""
+    """(ids of prompt and reply, None without any; tokens of the prompt; whether the prompt is there)."""
     reply = _first_ids(row, REPLY_IDS)
     prompt = _first_ids(row, PROMPT_IDS)
     if reply is not None:
         return joined(prompt, reply), 0 if prompt is None else len(prompt), prompt is not None
     whole = _first_ids(row, WHOLE_IDS)
     if whole is None:
-        raise ValueError(f"no token ids under a known name; the keys are {quoted(sorted(map(str, row.row)), 120)}")
+        return None, 0, False
     told, reply_told = _count(row, "prompt_length"), _count(row, "response_length")
     if told is None and reply_told is not None:
         told = len(whole) - reply_told

@@ -1,8 +1,7 @@
-"""The pickle machine: reads protocols 0 to 5 and can run nothing.
+"""The pickle machine: its stack, its memo, and what each instruction does to them. It can run nothing.
 
-It has the instructions of `pickletools` that make values; those that would reach outside (extension registry, buffers
-beside the file) are refused. Names go through `names.find`; what a pickle "calls" is a constructor of that table. State
-is set on our own inert objects only. Numbers in a row, which a dump of lists is made of, are read together.
+Names go through `names.find`; what a pickle "calls" is a constructor of that table. State is set on our own inert
+objects only. Numbers in a row, which a dump of lists is made of, are read together.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from onepolicy.formats.storages import Array, DType
 
 #: Lists, dicts, sets and tuples of one pickle: one byte of a file makes one, which needs 50 to 200 bytes.
 _CONTAINERS = 20_000_000
-_FLOAT_RUN = 1000
+#: Numbers that are read at once; `pickle` writes lists in pieces of 1000.
+_RUN = 1000
 
 
 class Stop(Exception):
@@ -30,8 +30,7 @@ class Stop(Exception):
 class Machine:
     """Reads one pickle of `data` from `start`. `persistent` gives the object of a persistent id, if the file has any.
 
-    After `run`, `pos` is the first byte behind the pickle. Errors: `ContentError` for what is refused; other exceptions
-    (`IndexError`, `ValueError`, `TypeError`, `struct.error`, ...) mean a damaged pickle and are named by the caller.
+    After `instructions.run`, `pos` is the first byte behind the pickle.
     """
 
     def __init__(
@@ -42,19 +41,6 @@ class Machine:
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.containers = 0
-
-    def run(self) -> Any:
-        data, steps = self.data, _TABLE
-        try:
-            while True:
-                op = data[self.pos]
-                self.pos += 1
-                step = steps[op]
-                if step is None:
-                    raise self.context.fail(f"damaged pickle: byte {self.pos - 1} is no instruction")
-                step(self)
-        except Stop:
-            return self.stack.pop()
 
     # reading
 
@@ -94,6 +80,9 @@ class Machine:
 
     def small_ints(self) -> None:
         """BININT1, BININT2, BININT, as many as stand behind each other."""
+        if self.data[self.pos - 1 : self.pos + 2 : 2] == b"KK":
+            self.pos += len(self.run_of(0x4B, 2, "u1")) * 2 - 1
+            return
         data, pos, push, unpack = self.data, self.pos - 1, self.stack.append, struct.Struct("<i").unpack_from
         while True:
             op = data[pos]
@@ -112,15 +101,20 @@ class Machine:
 
     def floats(self) -> None:
         """BINFLOAT, as many as stand behind each other."""
+        self.pos += len(self.run_of(0x47, 9, ">f8")) * 9 - 1
+
+    def run_of(self, op: int, width: int, kind: str) -> list[Any]:
+        """Pushes the numbers of one instruction that stand behind each other, each `width` bytes with it."""
         start = self.pos - 1
-        count = min(_FLOAT_RUN, (len(self.data) - start) // 9)
+        count = min(_RUN, (len(self.data) - start) // width)
         if count < 1:
             raise self.context.fail("damaged pickle: the file ends in a number")
-        rows = np.frombuffer(self.data, dtype=np.uint8, count=9 * count, offset=start).reshape(count, 9)
-        other = np.flatnonzero(rows[:, 0] != 0x47)
+        pairs = np.frombuffer(self.data, dtype=np.uint8, count=width * count, offset=start).reshape(count, width)
+        other = np.flatnonzero(pairs[:, 0] != op)
         n = int(other[0]) if len(other) else count
-        self.stack.extend(np.ascontiguousarray(rows[:n, 1:]).view(">f8").reshape(-1).tolist())
-        self.pos = start + 9 * n
+        found = np.ascontiguousarray(pairs[:n, 1:]).view(kind).reshape(-1).tolist()
+        self.stack.extend(found)
+        return found
 
     def text_int(self) -> None:
         text = self.line()
@@ -316,84 +310,3 @@ class Machine:
 
     def refused(self, what: str) -> None:
         raise self.context.refuse(f"the pickle uses {what}")
-
-
-#: instruction -> what it does, in the order of the pickle documentation.
-STEPS: dict[bytes, Callable[[Machine], None]] = {
-    b"(": Machine.mark,
-    b".": Machine.stop,
-    b"0": Machine.pop,
-    b"1": Machine.pop_mark,
-    b"2": lambda m: m.push(m.stack[-1]),
-    # numbers
-    b"F": Machine.text_float,
-    b"I": Machine.text_int,
-    b"L": Machine.text_long,
-    b"J": Machine.small_ints,
-    b"K": Machine.small_ints,
-    b"M": Machine.small_ints,
-    b"G": Machine.floats,
-    b"\x8a": Machine.long1,
-    b"\x8b": Machine.long4,
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    # text and bytes
-    b"S": Machine.string,
-    b"T": lambda m: m.old_bytes("<i"),
-    b"U": lambda m: m.old_bytes("<B"),
-    b"V": Machine.text,
-    b"X": lambda m: m.unicode("<I"),
-    b"\x8c": lambda m: m.unicode("<B"),
-    b"\x8d": lambda m: m.unicode("<Q"),
-    b"B": lambda m: m.binary("<I"),
-    b"C": lambda m: m.binary("<B"),
-    b"\x8e": lambda m: m.binary("<Q"),
-    b"\x96": lambda m: m.binary("<Q"),
-    # containers
-    b")": lambda m: m.push(()),
-    b"\x85": lambda m: m.short_tuple(1),
-    b"\x86": lambda m: m.short_tuple(2),
-    b"\x87": lambda m: m.short_tuple(3),
-    b"t": Machine.made_tuple,
-    b"]": lambda m: m.container([]),
-    b"l": Machine.made_list,
-    b"a": Machine.append,
-    b"e": Machine.appends,
-    b"}": lambda m: m.container({}),
-    b"d": Machine.made_dict,
-    b"s": Machine.set_item,
-    b"u": Machine.set_items,
-    b"\x8f": lambda m: m.container(set()),
-    b"\x90": Machine.add_items,
-    b"\x91": Machine.made_frozenset,
-    # memo
-    b"p": lambda m: m.put(int(m.line())),
-    b"q": lambda m: m.put(m.number("<B")),
-    b"r": lambda m: m.put(m.number("<I")),
-    b"\x94": lambda m: m.put(len(m.memo)),
-    b"g": lambda m: m.get(int(m.line())),
-    b"h": lambda m: m.get(m.number("<B")),
-    b"j": lambda m: m.get(m.number("<I")),
-    # names and objects
-    b"c": Machine.name,
-    b"\x93": Machine.stack_name,
-    b"R": Machine.call,
-    b"\x81": Machine.call,
-    b"\x92": Machine.new_with_names,
-    b"i": Machine.instance,
-    b"o": Machine.object,
-    b"b": Machine.build,
-    b"P": lambda m: m.outside(m.line().decode("ascii")),
-    b"Q": lambda m: m.outside(m.stack.pop()),
-    # framing
-    b"\x80": Machine.protocol,
-    b"\x95": Machine.frame,
-    # reach outside of the pickle
-    b"\x82": lambda m: m.refused("the extension registry (EXT1)"),
-    b"\x83": lambda m: m.refused("the extension registry (EXT2)"),
-    b"\x84": lambda m: m.refused("the extension registry (EXT4)"),
-    b"\x97": lambda m: m.refused("buffers that are not in the file (protocol 5)"),
-    b"\x98": lambda m: m.refused("buffers that are not in the file (protocol 5)"),
-}
-_TABLE = [STEPS.get(bytes([op])) for op in range(256)]

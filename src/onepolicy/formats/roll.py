@@ -15,7 +15,7 @@ import numpy as np
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, Files, RawColumn, RawRecord, Shard, flags, floats
-from onepolicy.formats.batches import Batch, each, fields, run_of_ones, scored
+from onepolicy.formats.batches import Batch, each, fields, run_of_ones, scored, step_of, whole_numbers
 from onepolicy.formats.unpickle import Opaque, opened
 
 name = "roll"
@@ -74,7 +74,7 @@ def _batch(path: str, value: Any) -> Batch:
 def _record(batch: Batch, i: int) -> RawRecord:
     attention = batch.row("attention_mask", i)
     kept = run_of_ones(attention)
-    ids, mask = batch.row("input_ids", i)[kept], batch.row("response_mask", i)[kept]
+    ids, mask = whole_numbers(batch.row("input_ids", i)[kept]), batch.row("response_mask", i)[kept]
     at = np.flatnonzero(mask)
     if len(at) == 0:
         raise ValueError("response_mask is 0 at every token: no reply")
@@ -92,11 +92,11 @@ def _record(batch: Batch, i: int) -> RawRecord:
 
 
 def _facts(batch: Batch, i: int) -> dict[str, Any]:
-    named, told = _STEP.search(batch.place), batch.about.get("global_step")
+    named, told = _STEP.search(batch.place), step_of(batch.about.get("global_step"))
     group = batch.row("prompt_id", i).reshape(-1) if batch.has("prompt_id") else []
     scores = next((batch.row(k, i) for k in ("response_level_rewards", "scores") if batch.has(k)), None)
     return {
-        "step": told if type(told) is int else int(named.group(1)) if named else None,
+        "step": int(named.group(1)) if told is None and named else told,
         "group_id": str(group[0]) if len(group) == 1 else batch.object("traj_group_id", i),
         "trajectory_id": batch.object("traj_id", i),
         "env_id": batch.object("domain", i) or batch.object("tags", i),

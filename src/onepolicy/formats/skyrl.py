@@ -13,7 +13,7 @@ from typing import Any
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, Files, RawColumn, RawRecord, Shard, flags, floats
-from onepolicy.formats.batches import Batch, each, own_tokens, put, run_of_ones, scored
+from onepolicy.formats.batches import Batch, each, own_tokens, put, run_of_ones, scored, whole_numbers
 from onepolicy.formats.storages import Array, DType
 from onepolicy.formats.unpickle import Opaque, loads, opened
 
@@ -118,7 +118,7 @@ def _added(batch: Batch) -> int:
 
 def _record(batch: Batch, i: int) -> RawRecord:
     attention = batch.row("attention_mask", i)
-    ids = batch.row("sequences", i)[run_of_ones(attention)]
+    ids = whole_numbers(batch.row("sequences", i)[run_of_ones(attention)])
     reply = run_of_ones(batch.row("response_mask", i), "response_mask")
     n = reply.stop - reply.start
     columns: dict[str, RawColumn] = {}

@@ -16,9 +16,10 @@ from typing import Any
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import HEAD_BYTES, BrokenRecord, Files, RawRecord, Shard
+from onepolicy.formats.batches import step_of
 from onepolicy.formats.files import guarded
 from onepolicy.formats.slime_join import Joined, trained_of
-from onepolicy.formats.slime_samples import debug_record, rollout_record, sample_of
+from onepolicy.formats.slime_samples import checked, debug_record, rollout_record, sample_of
 from onepolicy.formats.unpickle import opened
 
 name = "slime"
@@ -100,7 +101,7 @@ def read(shard: Shard, files: Files) -> Iterator[RawRecord | BrokenRecord]:
     joined = Joined()
     for path in (p for p, kind in kinds.items() if kind == "train"):
         with opened(path, files, EXPORT) as value:
-            joined.add(*trained_of(path, value))
+            joined.add(*trained_of(path, value, files.size(path)))
     for path in (p for p, kind in kinds.items() if kind == "debug"):
         yield from _debug(path, files)
     rollouts = [p for p, kind in kinds.items() if kind == "rollout"]
@@ -119,7 +120,7 @@ def _kind_of(path: str, files: Files) -> str:
 
 def _rollout(path: str, files: Files, joined: Joined) -> Iterator[RawRecord | BrokenRecord]:
     with opened(path, files, EXPORT) as value:
-        step, samples = _samples(path, value)
+        step, samples = _samples(path, value, files.size(path))
         for i, raw in enumerate(samples):
             place = f"{path}[{i}]"
             try:
@@ -134,7 +135,7 @@ def _rollout(path: str, files: Files, joined: Joined) -> Iterator[RawRecord | Br
 def _debug(path: str, files: Files) -> Iterator[RawRecord | BrokenRecord]:
     with opened(path, files, EXPORT) as value:
         about: Mapping[str, Any] = value if isinstance(value, dict) else {}
-        _, samples = _samples(path, value)
+        _, samples = _samples(path, value, files.size(path))
         for i, raw in enumerate(samples):
             place = f"{path}[{i}]"
             try:
@@ -143,11 +144,11 @@ def _debug(path: str, files: Files) -> Iterator[RawRecord | BrokenRecord]:
                 yield BrokenRecord(place, str(err).removeprefix(f"{path}: ")[:300])
 
 
-def _samples(path: str, value: Any) -> tuple[int | None, list[Any]]:
+def _samples(path: str, value: Any, size: int) -> tuple[int | None, list[Any]]:
     samples: Any = value.get("samples") if isinstance(value, dict) else None
     if not isinstance(samples, list):
         raise ContentError(f"{path}: no list of samples in it")
     if len({id(s) for s in samples}) != len(samples):
         raise ContentError(f"{path}: damaged or made up: the same sample stands in it twice")
-    step = value.get("rollout_id")
-    return step if type(step) is int else None, samples
+    checked(path, samples, size)
+    return step_of(value.get("rollout_id")), samples

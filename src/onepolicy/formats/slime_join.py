@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, RawColumn, RawRecord, flags
-from onepolicy.formats.slime_samples import column, facts, ids_of, numbers, put_sampler, sample_of
+from onepolicy.formats.batches import step_of
+from onepolicy.formats.slime_samples import checked, column, facts, ids_of, numbers, put_sampler, sample_of
 
 #: The trainer's name -> ours. All of them cover the reply.
 _COLUMNS = {
@@ -44,14 +45,15 @@ class Trained:
 Step = int | None
 
 
-def trained_of(path: str, value: Any) -> tuple[Step, list[Trained | BrokenRecord]]:
+def trained_of(path: str, value: Any, size: int) -> tuple[Step, list[Trained | BrokenRecord]]:
     """The samples of a train file. Errors: `ContentError` for a file that is none."""
-    step = value.get("rollout_id") if isinstance(value, dict) else None
+    step = step_of(value.get("rollout_id")) if isinstance(value, dict) else None
     samples: Any = value.get("samples") if isinstance(value, dict) else None
     if isinstance(value, dict) and isinstance(value.get("rollout_data"), dict):
         samples = _of_rank(path, value["rollout_data"], value.get("rank"))
     if not isinstance(samples, list):
         raise ContentError(f"{path}: no list of samples in it")
+    checked(path, samples, size)
     found: list[Trained | BrokenRecord] = []
     for i, raw in enumerate(samples):
         place = f"{path}[{i}]"
@@ -59,7 +61,7 @@ def trained_of(path: str, value: Any) -> tuple[Step, list[Trained | BrokenRecord
             found.append(_trained(place, sample_of(raw)))
         except (ContentError, ValueError, TypeError, KeyError, IndexError, OverflowError) as err:
             found.append(BrokenRecord(place, str(err).removeprefix(f"{path}: ")[:300]))
-    return step if type(step) is int else None, found
+    return step, found
 
 
 def _of_rank(path: str, data: Mapping[str, Any], rank: Any) -> list[dict[str, Any]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onepolicy.errors import ContentError
 from onepolicy.formats.base import RawColumn, RawRecord, flags, floats
-from onepolicy.formats.batches import own_tokens, put, scored
+from onepolicy.formats.batches import own_tokens, put, scored, whole_numbers
 from onepolicy.formats.inert import Opaque
 from onepolicy.formats.unpickle import Array, Tensor, array
 
@@ -34,12 +36,23 @@ def sample_of(raw: Any) -> Mapping[str, Any]:
     return raw
 
 
+def checked(path: str, samples: Sequence[Any], size: int) -> None:
+    """Errors: `ContentError` for samples that hold far more values than the file has bytes: one list that stands in all
+    of them, to keep the reader busy for days."""
+    values = (v for s in samples if isinstance(s, (dict, Opaque)) for v in _values(s))
+    held = sum(len(v) if isinstance(v, (list, tuple)) else math.prod(v.size) for v in values)
+    if held > 16 * size + (1 << 24):
+        raise ContentError(f"{path}: damaged or made up: {held} values in a file of {size} bytes")
+
+
+def _values(sample: Any) -> list[Any]:
+    state = sample.state if isinstance(sample, Opaque) else sample
+    return [v for v in state.values() if isinstance(v, (list, tuple, Tensor))] if isinstance(state, dict) else []
+
+
 def ids_of(value: Any) -> NDArray[Any]:
     """Token ids, whole numbers. Errors: `ValueError`, `ContentError`."""
-    ids = array(value).reshape(-1)
-    if ids.dtype.kind not in "iu":
-        raise ValueError("tokens: got something that is no whole number, wanted ids" if len(ids) else "tokens: none")
-    return ids
+    return whole_numbers(array(value), "tokens")
 
 
 def numbers(value: Any) -> NDArray[Any]:
@@ -49,7 +62,9 @@ def numbers(value: Any) -> NDArray[Any]:
 
 def column(value: Any) -> RawColumn:
     """A reply's values: a list with numbers and None, or a tensor."""
-    return floats(numbers(value) if isinstance(value, (Tensor, Array)) else value, "reply")
+    if not isinstance(value, (list, tuple)):
+        return floats(numbers(value), "reply")
+    return floats(value, "reply")
 
 
 def rollout_record(place: str, sample: Mapping[str, Any], step: int | None) -> RawRecord:
@@ -138,22 +153,25 @@ def _texts(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def debug_record(place: str, sample: Mapping[str, Any], about: Mapping[str, Any]) -> RawRecord:
-    """What the policy loss saw. It has no token ids: the reply's are 0, and its prompt is not known."""
+    """What the policy loss saw. It has no token ids, and nothing of the prompt."""
     columns = {ours: column(sample[theirs]) for theirs, ours in _DEBUG.items() if sample.get(theirs) is not None}
     if "current_logprobs" not in columns:
         raise ValueError("train_log_probs: none")
-    mask = sample.get("local_loss_mask")
+    mask = None if sample.get("local_loss_mask") is None else numbers(sample["local_loss_mask"])
     if mask is not None:
-        columns["loss_mask"] = flags(numbers(mask), "reply")
+        columns["loss_mask"] = flags(mask, "reply")
+    if "sampler_logprobs" in columns:
+        put_sampler(columns, columns["sampler_logprobs"], mask)
     n, stated = len(columns["current_logprobs"].values), sample.get("response_length")
     which = "-".join(str(x)[:18] for x in (about.get("rank"), about.get("call"), sample.get("index")))
     claimed = {"reply": stated} if type(stated) is int else {}
     return RawRecord(
         place,
-        np.zeros(n, dtype=np.int64),
+        np.arange(n),
         0,
         columns,
         {"sample_id": f"rank-call-index {which}"},
         claims=claimed,
         prompt_known=False,
+        ids_known=False,
     )

@@ -13,6 +13,7 @@ from onepolicy.formats import base
 from onepolicy.formats.base import Files
 from onepolicy.formats.files import guarded, packing
 from onepolicy.formats.json_text import parsed
+from onepolicy.formats.jsonl_lines import skip_line
 
 PARQUET = b"PAR1"
 #: How much of a list, a text and of nested values an abridged head keeps.
@@ -55,13 +56,16 @@ def _first_record(path: str, file: Any, raw: bytes) -> bytes:
         line, end, rest = rest.partition(b"\n")
         if not end:
             line += guarded(path, lambda: file.readline(base.LINE_BYTES))
+            if len(line) >= base.LINE_BYTES and not line.endswith(b"\n"):
+                skip_line(path, file)
+                continue
         try:
             row = parsed(line.removeprefix(b"\xef\xbb\xbf"))
         except ValueError:
             row = None
         if isinstance(row, (dict, list)) and row:
             return json.dumps(_short(row, _DEPTH)).encode()
-        if not end:
+        if not line:
             break
     return b""
 

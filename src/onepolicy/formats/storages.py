@@ -215,7 +215,7 @@ class Jagged:
         values = self.values.numpy()
         firsts, counts = self._bounds()
         bounds = list(zip(firsts, counts, strict=True))
-        if any(a < 0 or n < 0 or a + n > len(values) for a, n in bounds):
+        if any(a < 0 or n < 0 or a + n > len(values) for a, n in bounds) or sum(counts) > len(values):
             raise ContentError(f"{self.place}: damaged: rows of a nested tensor leave its {len(values)} values")
         return [values[a : a + n] for a, n in bounds]
 

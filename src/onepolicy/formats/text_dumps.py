@@ -22,17 +22,23 @@ name = "text"
 says = "text dumps of TRL, verl, AReaL, ms-swift and ROLL (no token ids)"
 
 PROMPTS = ("prompt", "prompts", "prompt_text", "input", "inputs")
-REPLIES = ("completion", "completions", "response", "responses", "output", "outputs", "completion_text", "reply_text")
+_PLAIN = ("completion", "completions", "response", "responses", "output", "outputs")
+#: What is called a text needs no prompt beside it.
+_CALLED = ("completion_text", "response_text", "reply_text", "output_text")
+REPLIES = (*_PLAIN, *_CALLED)
 _REWARDS = ("reward", "score", "rewards", "scores")
-#: A key that ends so means ids or log-probs, so the file is none of these.
-_TOKENS = re.compile(r"(_ids|_tokens|log_?probs?|logps)$|^(token_ids|tokens)$")
+_IDS = re.compile(r"_ids$|^tokens$")
+#: One side's log-probs are of no use without ids; two sides' are (`loose`).
+_LOGPROBS = re.compile(r"(log_?probs?|logps)$")
 _STEP = re.compile(r"(?:^|_|step)(\d{1,12})$")
 
 
 def claims(path: str, head: bytes, names: Sequence[str]) -> bool:
     keys = keys_of(head)
     found = next((key for key in REPLIES if key in keys), None)
-    if found is None or not any(key in keys for key in PROMPTS) or any(_TOKENS.search(key) for key in keys):
+    if found is None or not (found in _CALLED or any(key in keys for key in PROMPTS)):
+        return False
+    if any(_IDS.search(key) for key in keys) or sum(_LOGPROBS.search(key) is not None for key in keys) > 1:
         return False
     value = keys[found]
     return value is None or isinstance(value, str) or _is_listed(value)
@@ -98,6 +104,9 @@ def _record(row: Row, place: str, step: int | None) -> Read:
         texts["messages"] = said
     elif said is not None:
         texts["prompt_text"] = _text(prompt, said)
+    strings = row.get("token_strings")
+    if isinstance(strings, list) and all(isinstance(x, str) for x in cast(list[Any], strings)):
+        texts["token_strings"] = [unicode("token_strings", x) for x in cast(list[str], strings)]
     return TextRecord(place, texts, _facts(row, step))
 
 
@@ -116,8 +125,9 @@ def _facts(row: Row, step: int | None) -> dict[str, Any]:
     if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) < 13:
         said = int(said)  # ms-swift writes it as text
     reward = row.get(row.first(*_REWARDS))
-    task = row.name("task_id")
+    task, name = row.name("task_id"), row.name(row.first("record_id", "id", "uid"))
     facts: dict[str, Any] = {
+        "record_id": name,
         "step": said if type(said) is int and abs(said) < 2**62 else step,
         "reward": float(reward) if isinstance(reward, (int, float)) and abs(reward) < 1e300 else None,
         "group_id": task,

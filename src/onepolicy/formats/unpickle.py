@@ -4,7 +4,7 @@
 
 gives dicts, lists, numbers, text, and for the rest inert things: `Opaque` (an object of a listed class), `Tensor`,
 `Array`, `Jagged`. `array` makes numpy of them. A name that is on no list is refused before anything is made of it: the
-list is in `names`, the instructions are in `machine`. Bytes of tensors are read when they are asked for, from the open
+list is in `names`, what it may do, in `instructions`. Bytes of tensors are read when they are asked for, from the open
 file, at the place that the archive gives.
 """
 
@@ -25,6 +25,7 @@ from onepolicy.errors import ContentError
 from onepolicy.formats.base import Files
 from onepolicy.formats.files import guarded, packing
 from onepolicy.formats.inert import MAX_DEPTH, Context, Opaque
+from onepolicy.formats.instructions import run
 from onepolicy.formats.machine import Machine
 from onepolicy.formats.storages import Array, DType, Jagged, Storage, StorageType, Tensor
 
@@ -58,16 +59,23 @@ def opened(path: str, files: Files, export: str = "") -> Iterator[Any]:
 
     Errors: `ContentError`, as `load`, and for what unpacks to far more than it is.
     """
-    size = files.size(path)
     with files.open(path) as file:
         if packing(path) is None:
-            yield load(file, size, path, export)
-            return
-        most = _INFLATE * size + (1 << 24)
-        data = guarded(path, lambda: file.read(most + 1))
-        if len(data) > most:
-            raise ContentError(f"{path}: it unpacks to more than {_INFLATE} times its size; not read on")
-        yield loads(data, path, export)
+            value = load(file, files.size(path), path, export)
+        else:
+            value = loads(_unpacked(path, file, files.size(path)), path, export)
+        try:
+            yield value
+        except Exception as err:  # what a made up file makes fail in a reader
+            raise _named(err, path) from None
+
+
+def _unpacked(path: str, file: BinaryIO, size: int) -> bytes:
+    most = _INFLATE * size + (1 << 24)
+    data = guarded(path, lambda: file.read(most + 1))
+    if len(data) > most:
+        raise ContentError(f"{path}: it unpacks to more than {_INFLATE} times its size; not read on")
+    return data
 
 
 def array(value: Any, place: str = "") -> NDArray[Any]:
@@ -76,7 +84,7 @@ def array(value: Any, place: str = "") -> NDArray[Any]:
         return _damage_named(value.numpy, value.place)
     if isinstance(value, np.ndarray):
         return value
-    if not isinstance(value, (list, tuple, range)):
+    if not isinstance(value, (list, tuple)):
         raise ContentError(f"{place}: got {_kind(value)}, wanted numbers")
     return _damage_named(lambda: np.array([np.nan if x is None else x for x in value]), place)
 
@@ -86,6 +94,8 @@ def rows(value: Any, place: str = "") -> list[NDArray[Any]]:
     if isinstance(value, Jagged):
         return _damage_named(value.rows, place)
     if isinstance(value, (list, tuple)):
+        if len({id(x) for x in value}) != len(value):
+            raise ContentError(f"{place}: damaged or made up: one sequence stands in a column twice")
         return [array(x, place) for x in value]
     return list(array(value, place))
 
@@ -95,19 +105,23 @@ def _kind(value: Any) -> str:
 
 
 def _damage_named(read: Callable[[], Any], place: str) -> Any:
-    """Whatever a damaged file makes fail is said as damage."""
     try:
         return read()
-    except ContentError:
-        raise
-    except RecursionError:
-        raise ContentError(f"{place}: nested too deeply; not read") from None
-    except MemoryError:
-        raise ContentError(f"{place}: it claims more than the memory of this machine") from None
-    except OSError as err:
-        raise ContentError(f"{place}: cannot be read: {err.strerror or err}") from None
     except Exception as err:
-        raise ContentError(f"{place}: damaged or cut off: {type(err).__name__}: {ascii(str(err))[1:120]}") from None
+        raise _named(err, place) from None
+
+
+def _named(err: Exception, place: str) -> ContentError:
+    """Whatever a damaged file makes fail, as one line."""
+    if isinstance(err, ContentError):
+        return err
+    if isinstance(err, RecursionError):
+        return ContentError(f"{place}: nested too deeply; not read")
+    if isinstance(err, MemoryError):
+        return ContentError(f"{place}: it claims more than the memory of this machine")
+    if isinstance(err, OSError):
+        return ContentError(f"{place}: cannot be read: {err.strerror or err}")
+    return ContentError(f"{place}: damaged or cut off: {type(err).__name__}: {ascii(str(err))[1:120]}")
 
 
 class _Source:
@@ -169,7 +183,7 @@ def _load_zip(source: _Source, context: Context) -> Any:
             raise context.fail(f"damaged: storage {key!a} is described in two ways")
         return made[key]
 
-    return Machine(archive.read(pickle), context, persistent=storage).run()
+    return run(Machine(archive.read(pickle), context, persistent=storage))
 
 
 def _storage_id(context: Context, pid: Any, length: int) -> tuple[DType, str, int]:
@@ -231,7 +245,7 @@ class _Zip:
 def _load_plain(source: _Source, context: Context) -> Any:
     data = source.read(context, 0, source.size)
     machine = Machine(data, context)
-    value = machine.run()
+    value = run(machine)
     return _load_legacy(data, machine.pos, context) if value == _MAGIC and type(value) is int else value
 
 
@@ -249,7 +263,7 @@ def _load_legacy(data: bytes, pos: int, context: Context) -> Any:
     parts: list[Any] = []
     for _ in range(4):
         machine = Machine(data, context, pos, storage)
-        parts.append(machine.run())
+        parts.append(run(machine))
         pos = machine.pos
     protocol, system, value, keys = parts
     if protocol != _LEGACY_PROTOCOL or not isinstance(system, dict) or not isinstance(keys, list):

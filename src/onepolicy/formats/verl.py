@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, Files, RawColumn, RawRecord, Shard, flags, floats
-from onepolicy.formats.batches import Batch, each, fields, put, run_of_ones, scored
+from onepolicy.formats.batches import Batch, each, fields, put, run_of_ones, scored, step_of, whole_numbers
 from onepolicy.formats.unpickle import Jagged, Opaque, opened
 
 name = "verl"
@@ -118,7 +118,8 @@ def _tokens(batch: Batch, i: int) -> tuple[NDArray[Any], int, slice, int, NDArra
     """Ids, prompt tokens, where the reply lies in its columns, padding, and which columns of the batch are tokens."""
     prompt, response = batch.row("prompts", i), batch.row("responses", i)
     if isinstance(batch.tensors["responses"], Jagged):
-        return np.concatenate([prompt, response]), len(prompt), slice(0, len(response)), 0, None
+        ids = whole_numbers(np.concatenate([prompt, response]))
+        return ids, len(prompt), slice(0, len(response)), 0, None
     attention = batch.row("attention_mask", i)
     if len(attention) != len(prompt) + len(response):
         raise ValueError(
@@ -127,7 +128,7 @@ def _tokens(batch: Batch, i: int) -> tuple[NDArray[Any], int, slice, int, NDArra
     run_of_ones(attention)
     kept = attention != 0
     n_prompt = int(kept[: len(prompt)].sum())
-    ids = np.concatenate([prompt, response])[kept]
+    ids = whole_numbers(np.concatenate([prompt, response])[kept])
     return ids, n_prompt, slice(0, len(ids) - n_prompt), len(attention) - len(ids), kept
 
 
@@ -138,11 +139,11 @@ def _cut(batch: Batch, column: str, i: int, reply: slice) -> NDArray[Any]:
 
 def _facts(batch: Batch, i: int, reply: slice) -> dict[str, Any]:
     reward = next((float(_cut(batch, k, i, reply).sum()) for k in _REWARDS if batch.has(k)), None)
-    step = batch.about.get("global_steps")
+    step = step_of(batch.about.get("global_steps"))
     named = _STEP.search(batch.place)
     temperature = batch.about.get("temperature")
     return {
-        "step": step if type(step) is int else int(named.group(1)[:18]) if named else None,
+        "step": int(named.group(1)[:18]) if step is None and named else step,
         "group_id": batch.object("uid", i),
         "env_id": batch.object("data_source", i),
         "reward": reward,

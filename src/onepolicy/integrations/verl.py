@@ -21,7 +21,8 @@ from onepolicy.integrations.columns import Columns, Correcting, applied, chosen,
 def columns(data: Any) -> Columns:
     """The columns of a `DataProto` (or of its `.batch`): padded responses `[B, T]`.
 
-    `max_global_steps` of an asynchronous trainer is the version that drew a response. Errors: `ContentError`.
+    `min_global_steps` and `max_global_steps` of an asynchronous trainer are the versions that drew a response's first
+    and last tokens; where they differ, those in between are not known. Errors: `ContentError`.
     """
     batch = getattr(data, "batch", data)
     present("verl batch", batch, "rollout_log_probs", "old_log_probs", "response_mask")
@@ -35,9 +36,21 @@ def columns(data: Any) -> Columns:
     )
 
 
-def _versions(data: Any, like: Any) -> Any:
-    given = getattr(data, "non_tensor_batch", {}).get("max_global_steps")
-    return None if given is None else like.new_zeros(0).float().new_tensor([float(x) for x in given])
+def _versions(data: Any, mask: Any) -> Any:
+    """`[B]`, or `[B, T]` where a response holds more than one version; -1: not known."""
+    held = getattr(data, "non_tensor_batch", {})
+    newest, oldest = (held.get(f"{end}_global_steps") for end in ("max", "min"))
+    if newest is None:
+        return None
+    row = lambda steps: mask.new_zeros(0).float().new_tensor([-1.0 if x is None else float(x) for x in steps])
+    last = row(newest)
+    first = last if oldest is None else row(oldest)
+    if bool((first == last).all()):
+        return last
+    on = mask != 0
+    begins, ends = on & (on.cumsum(-1) == 1), on & (on.flip(-1).cumsum(-1).flip(-1) == 1)
+    versions = last[:, None].where((first == last)[:, None], last.new_tensor(-1.0)).repeat(1, mask.shape[1])
+    return versions.where(~begins, first[:, None]).where(~ends, last[:, None])
 
 
 def rollout_correction(

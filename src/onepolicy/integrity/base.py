@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from onepolicy.formats.settle import Settled
-from onepolicy.grid import selected_segments
+from onepolicy.grid import segment_sums, selected_segments
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import BoolArray, FloatArray, IntArray
 
@@ -130,6 +130,13 @@ class Batch:
         at = np.flatnonzero(both)
         starts, lengths = selected_segments(self.rollouts.offsets, both)
         return Pair(a[at], b[at], gap[at], at, starts, lengths)
+
+
+def total_of(values: FloatArray) -> int:
+    """The sum of finite values in grid units, exact after each is rounded to the grid once."""
+    one = np.zeros(1, dtype=np.int64)
+    # a copy: `segment_sums` works in place where it can
+    return segment_sums(np.array(values, dtype=np.float64), one, np.array([len(values)], dtype=np.int64)).to_int(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,15 @@ from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
 from onepolicy.integrity.places import many, place, places, spot_records, spot_tokens
-from onepolicy.integrity.uniform import UNIFORM_BELOW
+from onepolicy.integrity.uniform import UNIFORM_ABOVE, UNIFORM_BELOW
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
 
 #: Written by engines and pipelines for "none" or for minus infinity; no log-softmax gives these exact numbers.
 SENTINELS = (-100.0, -999.0, -1000.0, -9999.0, -1e4, -1e5, -1e6, -1e9, -1e10, -1e20)
 #: Below this a finite number stands for minus infinity (the least float32, bfloat16 or float64).
 _LOWEST = -1e30
+#: No log-prob is below this; one of -100 may be.
+_IMPOSSIBLE = -5000.0
 #: A 0.0 is off when the other side is below `_OFF` nats and this many times the record's usual gap; a record has fills
 #: when at least one lies further off.
 _OFF, _OFF_SCALES, _FAR, _FAR_SCALES = 0.1, 3.0, 0.7, 8.0
@@ -58,7 +60,7 @@ def _both_sides(out: Counted, batch: Batch, pair: Pair) -> None:
     for side in SIDES:
         x, y = _both(pair, side)
         out.count(f"fills:{side}:tokens", len(x))
-        found += [_sentinels(out, batch, pair.at, x, side), _repeated(out, batch, pair, x, y, side)]
+        found += [_sentinels(out, batch, pair.at, x, pair.gap, side), _repeated(out, batch, pair, x, y, side)]
     fills = np.unique(np.concatenate(found))
     for side in SIDES:
         _whole_numbers(out, batch, pair, fills, side)
@@ -67,11 +69,15 @@ def _both_sides(out: Counted, batch: Batch, pair: Pair) -> None:
             _zeros(out, batch, pair, np.setdiff1d(zero, fills), fills, side)
 
 
-def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, side: Side) -> IntArray:
-    """Tokens with a number that no engine computes."""
-    if not len(x) or (x.min() > SENTINELS[0] and x.max() < 1.0):
+def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, gap: FloatArray | None, side: Side) -> IntArray:
+    """Tokens with a number that no engine computes. The ones that a very unlikely token may have by rounding count
+    only where the other side is far off."""
+    if not len(x) or (x.min() > SENTINELS[0] and x.max() <= 0.0):
         return np.zeros(0, dtype=np.int64)
-    found = np.flatnonzero((x == 1.0) | ((x <= SENTINELS[0]) & (np.isin(x, SENTINELS) | (x <= _LOWEST))))
+    named = (x <= SENTINELS[0]) & (np.isin(x, SENTINELS) | (x <= _LOWEST))
+    if gap is not None:
+        named &= (x < _IMPOSSIBLE) | (gap > -0.5 * x)
+    found = np.flatnonzero((x == 1.0) | named)
     out.count(f"fills:{side}:above 0 but not 1", int(((x > 0) & (x != 1.0)).sum()))
     for value, n in zip(*np.unique(x[found], return_counts=True), strict=True):
         name = "the least float" if value <= _LOWEST else f"{float(value):g}"
@@ -87,35 +93,40 @@ def _zeros(out: Counted, batch: Batch, pair: Pair, zero: IntArray, fills: IntArr
         return
     scale, others = _usual_gap(pair, np.concatenate([zero, fills]))
     record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)[zero]
-    least = _kept_alone(batch, side)
-    off_at = -np.maximum(_OFF, _OFF_SCALES * scale) - least
-    far_at = -np.maximum(_FAR, _FAR_SCALES * scale) - least
-    off, far = y[zero] < off_at[record], y[zero] < far_at[record]
+    rough = np.maximum(scale, _gap_of_unlikely(pair, x, np.concatenate([zero, fills])))
+    alone = _kept_alone(batch)
+    off = y[zero] < (-np.maximum(_OFF, _OFF_SCALES * rough) - alone)[record]
+    far = y[zero] < (-np.maximum(_FAR, _FAR_SCALES * rough) - alone)[record]
     enough = (others > 1) | (pair.lengths > 2)
     fit = enough & (scale < _APART) & ~_mirrored(pair, x, y, _count(record[off], pair))
-    out.count(f"fills:{side}:doubtful records", int(((_count(record[far], pair) > 0) & ~fit).sum()))
-    rows = fit & (_count(record[far], pair) > 0)
-    all_zero = rows & (_count(record, pair) == pair.lengths)
-    filled = (off & rows[record]) | all_zero[record]
+    has_far = _count(record[far], pair) > 0
+    out.count(f"fills:{side}:doubtful records", int((has_far & ~fit).sum()))
+    all_zero = fit & has_far & (_count(record, pair) == pair.lengths)
+    filled = (off & (fit & has_far)[record]) | all_zero[record]
     elsewhere = zero[off & fit[record] & ~filled]
     out.count(f"fills:{side}:zero elsewhere", len(elsewhere))
-    spot_tokens(
-        out, f"fills:{side}:zero elsewhere", batch, pair.at[elsewhere], {"value": x[elsewhere], "other": y[elsewhere]}
-    )
-    if not filled.any():
-        return
-    out.count(f"fills:{side}:zero", int(filled.sum()))
-    out.count(f"fills:{side}:zero records", int(rows.sum()))
-    out.count(f"fills:{side}:all-zero records", int(all_zero.sum()))
-    last = (pair.starts + pair.lengths - 1)[record]
-    out.count(f"fills:{side}:zero at the end", int((filled & (zero == last) & ~all_zero[record]).sum()))
-    out.greatest(f"fills:{side}:worst", float(pair.gap[zero[filled]].max()))
-    picked = zero[filled]
-    against = y[picked][(y[picked] == np.rint(y[picked])) & (y[picked] > SENTINELS[0])]
+    notes = {"value": x[elsewhere], "other": y[elsewhere]}
+    spot_tokens(out, f"fills:{side}:zero elsewhere", batch, pair.at[elsewhere], notes)
+    if filled.any():
+        out.count(f"fills:{side}:zero records", int((fit & has_far).sum()))
+        _count_zeros(out, batch, pair, zero[filled], record[filled], np.flatnonzero(all_zero), side)
+
+
+def _count_zeros(
+    out: Counted, batch: Batch, pair: Pair, at: IntArray, record: IntArray, all_zero: IntArray, side: Side
+) -> None:
+    """`at`: tokens with a filled 0.0, `record`: theirs; `all_zero`: records with nothing else."""
+    x, y = _both(pair, side)
+    out.count(f"fills:{side}:zero", len(at))
+    out.count(f"fills:{side}:all-zero records", len(all_zero))
+    last = at == (pair.starts + pair.lengths - 1)[record]
+    out.count(f"fills:{side}:zero at the end", int((last & ~np.isin(record, all_zero)).sum()))
+    out.greatest(f"fills:{side}:worst", float(pair.gap[at].max()))
+    against = y[at][(y[at] == np.rint(y[at])) & (y[at] > SENTINELS[0])]
     for value, n in zip(*np.unique(against, return_counts=True), strict=True):
         out.count(f"fills:{side}:zero against:{float(value):g}", int(n))
-    spot_tokens(out, f"fills:{side}:zero", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
-    spot_records(out, f"fills:{side}:all-zero", batch, np.flatnonzero(all_zero), {"tokens": pair.lengths[all_zero]})
+    spot_tokens(out, f"fills:{side}:zero", batch, pair.at[at], {"value": x[at], "other": y[at]})
+    spot_records(out, f"fills:{side}:all-zero", batch, all_zero, {"tokens": pair.lengths[all_zero]})
 
 
 def _whole_numbers(out: Counted, batch: Batch, pair: Pair, fills: IntArray, side: Side) -> None:
@@ -155,13 +166,23 @@ def _usual_gap(pair: Pair, without: IntArray) -> tuple[FloatArray, FloatArray]:
     return pair.per_record(gap) / np.maximum(others, 1.0), others
 
 
+def _gap_of_unlikely(pair: Pair, x: FloatArray, without: IntArray) -> FloatArray:
+    """`[S]` mean gap of each record's other tokens below -0.7 on this side, each counted up to 2 nats; 0 without any.
+
+    Noise that grows with the surprisal does not show at the many likely tokens."""
+    low = x < -_FAR
+    low[without] = False
+    n = pair.per_record(low.astype(np.float64))
+    return pair.per_record(np.where(low, np.minimum(pair.gap, 2.0), 0.0)) / np.maximum(n, 1.0)
+
+
 def _mirrored(pair: Pair, x: FloatArray, y: FloatArray, off: IntArray) -> BoolArray:
     """`[S]` records where the other side is as often near 0 while this one is not: other tokens, or another policy."""
     other_way = pair.per_record(((y > -0.05) & (x < -1.0) & (x > SENTINELS[0])).astype(np.float64))
     return other_way > 0.25 * off
 
 
-def _kept_alone(batch: Batch, side: Side) -> FloatArray:
+def _kept_alone(batch: Batch) -> FloatArray:
     """`[S]` how far (nats) the other side may be from a 0.0 that is the log-prob of a token kept alone."""
     out = np.zeros(len(batch.rollouts))
     top_p = _declared(batch, "top_p", 1.0)
@@ -230,10 +251,10 @@ def _alone(out: Counted, batch: Batch, side: Side) -> None:
     at = np.flatnonzero(batch.live & np.isfinite(values))
     x = values[at]
     out.count(f"fills:{side}:tokens", len(x))
-    _sentinels(out, batch, at, x, side)
+    _sentinels(out, batch, at, x, None, side)
     record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
     tokens, zeros = (np.bincount(r, minlength=len(batch.rollouts)) for r in (record, record[x == 0.0]))
-    greedy = _declared(batch, "temperature", 1.0) < 0.3
+    greedy = np.isinf(_kept_alone(batch))
     rows = np.flatnonzero((tokens >= _LEAST_ALONE) & (zeros == tokens) & ~greedy)
     if len(rows):
         out.count(f"fills:{side}:zero", int(tokens[rows].sum()))
@@ -326,7 +347,7 @@ def _say(kind: str, n: int) -> str:
 def _constant(total: Counted, key: str, of: int) -> bool:
     """One number at every token of the dump is another finding: `uniform`."""
     above, below = total.most.get(key + "repeated above"), total.most.get(key + "repeated below")
-    alike = above is not None and above == -(below or 0.0) and above <= UNIFORM_BELOW
+    alike = above is not None and above == -(below or 0.0) and UNIFORM_ABOVE <= above <= UNIFORM_BELOW
     return alike and total.counts.get(key + "repeated", 0) == of
 
 

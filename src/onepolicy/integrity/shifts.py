@@ -13,9 +13,10 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
-from onepolicy.grid import GRID_BITS, segment_sums, to_float
-from onepolicy.integrity.base import Batch, Pair, Told
+from onepolicy.grid import GRID_BITS, to_float
+from onepolicy.integrity.base import Batch, Pair, Told, total_of
 from onepolicy.integrity.places import place, places, spot_records
+from onepolicy.integrity.shift_inside import Part, look_inside, shifted
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
 
 LAGS = (-2, -1, 0, 1, 2)
@@ -80,6 +81,7 @@ def _looked_at(out: Counted, batch: Batch, pair: Pair, rows: IntArray) -> None:
     lagged = {k: _at_lag(a, b, at, k, starts, lengths) for k in LAGS}
     best = _best(lagged)
     found = best != 0
+    look_inside(out, batch, Part(a, b, at, starts, lengths, rows), ~found)
     if not found.any():
         return
     for k in LAGS:
@@ -110,24 +112,12 @@ def _selected(pair: Pair, rows: IntArray) -> tuple[BoolArray, IntArray, IntArray
 
 def _at_lag(a: FloatArray, b: FloatArray, at: IntArray, k: int, starts: IntArray, lengths: IntArray) -> Lagged:
     """Each token of `a` with the token of `b` that stands k places later in the same record."""
-    x, y, there = _shifted(a, b, at, k, starts, lengths)
+    x, y, there = shifted(a, b, at, k, starts, lengths)
     add = lambda v: np.add.reduceat(np.where(there, v, 0.0), starts)
     gap = np.minimum(np.abs(x - y), _CAP)
     most = np.maximum.reduceat(np.where(there, gap, 0.0), starts)
     x, y = np.maximum(x, -_CAP), np.maximum(y, -_CAP)
     return Lagged(add(np.ones(len(x))), add(gap), most, add(x), add(y), add(x * x), add(y * y), add(x * y))
-
-
-def _shifted(
-    a: FloatArray, b: FloatArray, at: IntArray, k: int, starts: IntArray, lengths: IntArray
-) -> tuple[FloatArray, FloatArray, BoolArray]:
-    n = len(a)
-    partner = np.arange(n) + k
-    inside = (partner >= 0) & (partner < n)
-    partner = np.clip(partner, 0, n - 1)
-    record = np.repeat(np.arange(len(starts)), lengths)
-    there = inside & (record[partner] == record) & (at[partner] - at == k)
-    return a, b[partner], there
 
 
 def _best(lagged: dict[int, Lagged]) -> IntArray:
@@ -155,29 +145,24 @@ def _add_sums(out: Counted, lagged: dict[int, Lagged], best: IntArray, picked: I
             for part in _PARTS:
                 values = getattr(lagged[lag], part)[rows]
                 key = f"shifts:{k}:{lag}:{part}"
-                out.sums[key] = out.sums.get(key, 0) + _total(values)
+                out.sums[key] = out.sums.get(key, 0) + total_of(values)
         out.greatest(f"shifts:{k}:most", float(lagged[k].most[rows].max()))
-
-
-def _total(values: FloatArray) -> int:
-    one = np.array([0], dtype=np.int64)
-    return segment_sums(values.astype(np.float64), one, np.array([len(values)], dtype=np.int64)).to_int(0)
 
 
 def _pool(out: Counted, pair: Pair, short: BoolArray) -> None:
     inside, starts, lengths = _selected(pair, np.flatnonzero(short))
     a, b, at = pair.a[inside], pair.b[inside], pair.at[inside]
     for k in LAGS:
-        x, y, there = _shifted(a, b, at, k, starts, lengths)
+        x, y, there = shifted(a, b, at, k, starts, lengths)
         gap = np.minimum(np.abs(x - y)[there], _CAP)
         out.count(f"shifts:short:{k}", len(gap))
-        out.sums[f"shifts:short:{k}"] = out.sums.get(f"shifts:short:{k}", 0) + _total(gap)
+        out.sums[f"shifts:short:{k}"] = out.sums.get(f"shifts:short:{k}", 0) + total_of(gap)
 
 
 def judge(total: Counted, told: Told) -> list[Finding]:
     found = {k: total.counts.get(f"shifts:lag:{k}", 0) for k in LAGS if k}
     if not any(found.values()):
-        return _pooled(total, told)
+        return _inside(total, told) or _pooled(total, told)
     lag = max(found, key=lambda k: (found[k], -abs(k)))
     n, of = sum(found.values()), total.counts["shifts:records"]
     first = total.spots["shifts:first"]
@@ -195,6 +180,23 @@ def judge(total: Counted, told: Told) -> list[Finding]:
     }  # fmt: skip
     ruled_out = ("constant or repeating values: no other lag fits", "noise: it does not go away with a shift")
     return [finding("shift-by-one", message, place=place(first), evidence=evidence, ruled_out=ruled_out, origin="run")]
+
+
+def _inside(total: Counted, told: Told) -> list[Finding]:
+    """Lists that fit up to some token, and with a lag behind it."""
+    found = {k: total.counts.get(f"shifts:inside:{k}", 0) for k in LAGS if k}
+    n, of = sum(found.values()), total.counts.get("shifts:records", 0)
+    if not n:
+        return []
+    lag = max(found, key=lambda k: (found[k], -abs(k)))
+    first = total.spots["shifts:inside"]
+    message = f"from some token on {_words(lag, told)}, in {n:,} of {of:,} records; before it both sides agree"
+    evidence = {
+        "best_lag": lag, "records": n, "of": of, "share": n / of, "by_lag": {str(k): v for k, v in found.items() if v},
+        "places": places(first),
+    }  # fmt: skip
+    advice = "One value was lost, doubled or put in at that place: look for chunk ends, and for ids encoded again."
+    return [finding("shift-by-one", message, place=place(first), evidence=evidence, advice=advice, origin="run")]
 
 
 def _words(lag: int, told: Told) -> str:

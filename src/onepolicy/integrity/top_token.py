@@ -13,7 +13,8 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
-from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
+from onepolicy.grid import to_float
+from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told, total_of
 from onepolicy.integrity.places import many, place, places, spot_tokens
 from onepolicy.types import Finding
 
@@ -25,6 +26,8 @@ _LEAST_REAL = -40.0
 _AGREES, _ABOVE, _ROOM = 0.1, 0.3, 1.02
 #: Tokens of each kind, and shares of them.
 _LEAST, _MOSTLY, _HARDLY, _OFTEN = 16, 0.95, 0.02, 0.5
+#: Correlation of the two sides at the unlikely tokens above which one only stretches the other.
+_FOLLOWS = 0.7
 
 
 def look(batch: Batch) -> Counted:
@@ -44,6 +47,8 @@ def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
     out.count(key + "low", len(low))
     u, v = x[low], y[low]
     above = u - v > _ABOVE
+    for part, terms in (("u", u), ("v", v), ("uu", u * u), ("vv", v * v), ("uv", u * v)):
+        out.sums[key + part] = out.sums.get(key + part, 0) + total_of(terms)
     out.count(key + "above", int(above.sum()))
     out.count(key + "below", int((v - u > _ABOVE).sum()))
     with np.errstate(over="ignore"):
@@ -66,6 +71,8 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
         return None
     if n["above"] < _OFTEN * n["low"] or n["below"] > _HARDLY * n["low"] or n["too much"] > _HARDLY * n["above"]:
         return None
+    if abs(_correlation(total, side, n["low"])) > _FOLLOWS:
+        return None
     first = total.spots.get(f"top:{side}:first", [])
     name, other = told.name(side), told.name("b" if side == "a" else "a")
     message = (
@@ -77,3 +84,9 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
                  "temperature or truncation: they move likely tokens too", "noise: it goes both ways")  # fmt: skip
     return finding("top-token-stored", message, place=place(first), evidence=evidence, ruled_out=ruled_out,
                    origin="run")  # fmt: skip
+
+
+def _correlation(total: Counted, side: Side, n: int) -> float:
+    u, v, uu, vv, uv = (to_float(total.sums[f"top:{side}:{part}"]) / n for part in ("u", "v", "uu", "vv", "uv"))
+    spread = (uu - u * u) * (vv - v * v)
+    return (uv - u * v) / math.sqrt(spread) if spread > 1e-12 else 0.0

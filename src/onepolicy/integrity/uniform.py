@@ -12,8 +12,8 @@ from onepolicy.integrity.base import SIDES, Batch, Side, Told
 from onepolicy.integrity.places import many
 from onepolicy.types import Finding
 
-#: -log V of any vocabulary is below this.
-UNIFORM_BELOW = -3.0
+#: -log V of any vocabulary lies between these: 20 to 5 million tokens.
+UNIFORM_BELOW, UNIFORM_ABOVE = -3.0, -15.5
 #: Spread of the values, as a share of their size, that rounding to bfloat16 gives; and tokens that it takes.
 _SPREAD, _LEAST = 2.0**-7, 8
 
@@ -38,10 +38,10 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     if n < _LEAST:
         return None
     top, low = total.most[f"uniform:{side}:greatest"], -total.most[f"uniform:{side}:least, negative"]
-    if top > UNIFORM_BELOW or top - low > _SPREAD * -low:
+    if top > UNIFORM_BELOW or low < UNIFORM_ABOVE or top - low > _SPREAD * -low:
         return None
     value = (top + low) / 2
-    size = round(math.exp(min(-value, 50.0)))
+    size = round(math.exp(-value))
     known = told.vocab_size
     fits = None if known is None else bool(abs(math.log(known) + value) <= _SPREAD * -value)
     message = f"{told.name(side)}: all {many(n, 'log-prob')} are {value:.6g}, which is -log {size:,}"

@@ -257,13 +257,13 @@ def _say_mixed(judge: Judge, merged: Merged, found: Mapping[str, Any], on: Mappi
     if not mixed:
         return []
     first, last = (found[f"mixed_version/{end}_change"] for end in ("first", "last"))
-    where = f"after {_or_nan(first):.0f} tokens" + (
-        "" if first == last else f" at the earliest, {_or_nan(last):.0f} at the latest"
-    )
-    message = f"{mixed:,.0f} of {rows:,.0f} replies hold tokens of more than one weight version; it changes {where}"
+    message = f"{mixed:,.0f} of {rows:,.0f} replies hold tokens of more than one weight version; "
+    message += "where it changes is not known" if first is None else f"it changes after {first:.0f} tokens"
+    message += "" if first == last else f" at the earliest, {_or_nan(last):.0f} at the latest"
     sd = {name: found.get(f"{pair}.log_ratio/sd") for name, pair in (("sd_stale", "stale"), ("sd_lag_0", "lag_0"))}
     if None not in sd.values():
-        message += f"; d spreads by {sd['sd_stale']:.2g} nats where the weights are old, {sd['sd_lag_0']:.2g} elsewhere"
+        message += f"; d spreads by {sd['sd_stale']:.2g} nats in tokens of older weights, "
+        message += f"{sd['sd_lag_0']:.2g} in those of the scorer's own"
     evidence = {"replies": mixed, "of": rows, "first_change": first, "last_change": last, **sd}
     return [said("mixed-weight-versions", message, evidence=evidence)]
 

@@ -70,9 +70,12 @@ class Versions:
         return self.kind.greatest(lag), self.kind.greatest(xp.where(self.known, self.given, self.zero))
 
     def change(self) -> tuple[Array, Array]:
-        """(greatest, minus least) number of a reply's tokens before its first change of version; -inf for none."""
+        """(greatest, minus least) number of a reply's tokens before its first change of version; -inf for none, and
+        where tokens of unknown versions stand before it."""
         kind, xp = self.kind, self.kind.xp
-        before = kind.take(self.mask.cumsum(-1), kind.first(self.changed)) - 1.0
-        some = self.changed.any(-1)
+        at = kind.first(self.changed)
+        before = kind.take(self.mask.cumsum(-1), at) - 1.0
+        holes = self.mask & ~self.known & (self.known.cumsum(-1) > 0)
+        some = self.changed.any(-1) & (kind.take(holes.cumsum(-1), at)[:, 0] == 0)
         far = self.zero[:, 0] - math.inf
         return kind.greatest(xp.where(some, before[:, 0], far)), kind.greatest(xp.where(some, -before[:, 0], far))

@@ -51,7 +51,10 @@ def _head(report: Report) -> str:
         lines.append(f"- floor: {prose(words.floor_words(report.floor))}")
     if said := words.suite_words(report):
         lines.append(f"- suite: {prose(said)}")
-    lines.append(f"- {prose(words.counted(report))}")
+    if said := words.dump_words(report):
+        lines.append(f"- dump: {prose(said)}")
+    if report.measurements:
+        lines.append(f"- {prose(words.counted(report))}")
     return "\n".join(lines) + "\n"
 
 

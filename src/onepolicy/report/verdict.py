@@ -25,7 +25,8 @@ def verdict(report: Report) -> Iterator[RenderableType]:
         yield _indented(Text(said))
     for label, said in _compared(report):
         yield _indented(Text(f"{label:<9}{said}"))
-    yield _indented(Text(words.counted(report), style="dim"))
+    if report.measurements:
+        yield _indented(Text(words.counted(report), style="dim"))
 
 
 def _compared(report: Report) -> Iterator[tuple[str, str]]:
@@ -35,6 +36,8 @@ def _compared(report: Report) -> Iterator[tuple[str, str]]:
         yield "floor", words.floor_words(report.floor)
     if said := words.suite_words(report):
         yield "suite", said
+    if said := words.dump_words(report):
+        yield "dump", said
 
 
 def _indented(text: Text) -> Padding:

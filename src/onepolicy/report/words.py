@@ -131,6 +131,26 @@ def suite_words(report: Report) -> str:
     return " · ".join(escaped(p, 120) for p in parts if p)
 
 
+def dump_words(report: Report) -> str:
+    """Records, tokens, files and formats of an audited dump; empty for other reports."""
+    found = mapping(report.context.get("audit"))
+    counts, formats = mapping(found.get("counts")), mapping(found.get("formats"))
+    if not counts:
+        return ""
+    files, records = counts.get("files", 0), counts.get("records", 0)
+    parts = [f"{_several(records, 'record')} in {_several(files, 'file')} ({', '.join(map(str, formats))})"]
+    parts += [f"{counts['tokens']:,} tokens"] if counts.get("tokens") else []
+    parts += [f"{counts['records left out']:,} records left out"] if counts.get("records left out") else []
+    names = found.get("names")
+    if isinstance(names, (list, tuple)) and all(names):
+        parts.append(f"{names[0]} against {names[1]}")
+    return " · ".join(escaped(p, 120) for p in parts)
+
+
+def _several(n: object, one: str) -> str:
+    return f"{n:,} {one}{'' if n == 1 else 's'}"
+
+
 def flat(value: Any) -> str:
     """Mappings and lists of facts as one line of words."""
     if isinstance(value, Mapping):

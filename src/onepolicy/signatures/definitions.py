@@ -69,8 +69,10 @@ def _terms(rollouts: Rollouts, policy: str) -> Iterator[tuple[str, FloatArray]]:
     """`[T]` each, NaN where a value is missing, by "estimator:weight"."""
     p = _values(rollouts, policy)
     d = _values(rollouts, "reference") - p
-    k3 = np.expm1(d) - d
-    yield from (("k1:plain", -d), ("k2:plain", 0.5 * d * d), ("k3:plain", k3))
+    k3: FloatArray = np.expm1(d) - d
+    yield "k1:plain", -d
+    yield "k2:plain", 0.5 * d * d
+    yield "k3:plain", k3
     if policy == "current" and "old" in rollouts.scorings:
         for name, log in _weights(rollouts, p - _values(rollouts, "old")):
             yield f"k3:{name}", np.exp(log) * k3
@@ -82,7 +84,9 @@ def _weights(rollouts: Rollouts, step: FloatArray) -> Iterator[tuple[str, FloatA
     use = np.isfinite(step) & _masks(rollouts)["trained"]
     total = np.bincount(sequence[use], step[use], len(rollouts))
     n = np.maximum(np.bincount(sequence[use], minlength=len(rollouts)), 1)
-    yield from (("token", step), ("geometric", (total / n)[sequence]), ("product", total[sequence]))
+    yield "token", step
+    yield "geometric", np.asarray(total / n, dtype=np.float64)[sequence]
+    yield "product", np.asarray(total, dtype=np.float64)[sequence]
 
 
 def _add(out: Counted, name: str, x: FloatArray, inside: BoolArray, rollouts: Rollouts) -> None:

@@ -10,6 +10,7 @@ from onepolicy.codes import finding
 from onepolicy.counted import Counted, Spot
 from onepolicy.profiles.base import Seen
 from onepolicy.rows import Rows
+from onepolicy.signatures import position
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import told
 
@@ -86,6 +87,8 @@ def changes(e: Evidence) -> Answer:
         return told_so
     if e.extra.get("mixed_versions", Counted()).counts.get("mixed"):
         return Answer("no", "versions in the reply tell where the weights change")
+    if position.judge(e).verdict == "fits":
+        return Answer("no", "the gap grows all along the reply")
     if _one_place(found) is not None:
         return Answer("no", "the changes stand at one place of the replies")
     falls = float((found["rms_before"] > found["rms_after"]).mean())
@@ -178,7 +181,7 @@ SIGNATURES = (
     Signature("mixed_versions", "mixed-weight-versions", "one reply, more than one version", mixed,
               ("policy_version",), look=look),
     Signature("changes_inside", "changes-inside-reply", "the gap changes inside replies", changes,
-              ("replies of 16 tokens",), ("position", "one_place")),
+              ("replies of 16 tokens",), ("one_place",)),
     Signature("one_place", "changes-at-one-place", "the gap changes at one place of the replies", one_place,
               ("replies of 16 tokens",), ("position", "changes_inside")),
 )  # fmt: skip

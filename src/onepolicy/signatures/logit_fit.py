@@ -20,7 +20,7 @@ from onepolicy.signatures.adding import clipped, keep, read, total
 from onepolicy.types import FloatArray
 
 #: Temperatures that are tried, relative to what the distributions mean, then refined between neighbours.
-TEMPERATURES = tuple(round(0.05 * k, 2) for k in range(4, 41)) + (2.5, 3.0, 4.0, 5.0)
+TEMPERATURES = (*(round(0.05 * k, 2) for k in range(4, 41)), 2.5, 3.0, 4.0, 5.0)
 #: Soft-caps of released models (Gemma 2 and 3n: 30; Grok-1: 30; others), and what lies between.
 CAPS = (5.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0)
 #: Rows worked on at a time.

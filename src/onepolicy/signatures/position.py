@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from onepolicy.codes import finding
+from onepolicy.codes.kind import OPEN, WARN
 from onepolicy.profiles.base import Bins
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import SEQUENCES, SURE, told
+from onepolicy.types import Finding
 
 #: The last quarter against the first, on the tokens' own scale, and that it still grows from the third quarter on.
 GROWTH, STILL = 1.6, 1.12
@@ -25,36 +27,50 @@ ROPE = ("rope_theta", "rope_type", "factor", "sliding_window")
 
 
 def judge(e: Evidence) -> Answer:
+    answer = _grows(e)
+    differs = rope(e)
+    if answer.verdict == "fits" or not differs:
+        return answer
+    said = "; ".join(f"{k}: {x['engine']} against {x['trainer']}" for k, x in differs.items())
+    message = f"{said}, though the gap does not grow with the position in this dump ({answer.why})"
+    out = finding("rope-differs", message, evidence=differs, severity=WARN, outcome=OPEN)
+    return Answer("fits", "the two sides declare other settings of positions", out, 0.0)
+
+
+def _grows(e: Evidence) -> Answer:
     bins = e.profiles.get("part")
     if bins is None or not all(bins.n(str(k)) for k in range(16)):
         return Answer("lacks", "needs replies of at least 16 tokens")
     quarters = [bins.merged(q, "x") for q in QUARTERS]
     scaled = [q.mean("x", "scaled") for q in quarters]
     growth, trend, z = scaled[3] / max(scaled[0], 1e-12), _trend(bins), _std_errors(quarters)
-    if growth < GROWTH or trend < TREND:
-        return Answer("no", f"the last quarter's gap is {growth:.2g} times the first's at equal probability")
-    if scaled[3] < STILL * scaled[2] or scaled[2] - scaled[0] < ON_THE_WAY * (scaled[3] - scaled[0]):
-        return Answer("no", "the gap does not grow all along the reply, it changes at one place")
-    if _steady_by_place(e):
-        return Answer("no", "at one place in the reply the gap is the same in short and long replies and does not grow")
-    if _at_repeats(e):
-        return Answer("no", "the gap is at repeated tokens, which grow more frequent along a reply")
+    against = _against(e, scaled, growth, trend)
+    if against:
+        return Answer("no", against)
     enough = min(q.get("x", "sequences") for q in quarters) / 4 >= SEQUENCES
     if enough and z < SURE:
         return Answer("unclear", f"the gap grows {growth:.2g} times along the reply, by {z:.1f} standard errors only")
-    differs = rope(e)
     evidence: dict[str, Any] = {
         "mean_abs_by_quarter": [q.mean("x") for q in quarters], "grows_with_position": True,
         "growth_on_token_scale": growth, "trend": trend, "std_errors": z if math.isfinite(z) else None,
         "mean_abs_by_position": {k: e.profiles["position"].mean(k) for k in e.profiles["position"].labels()},
     }  # fmt: skip
+    return Answer("fits", "the gap grows with the position", _found(e, rope(e), evidence, enough), _share(scaled))
+
+
+def _against(e: Evidence, scaled: list[float], growth: float, trend: float) -> str:
+    """What speaks against a gap that grows all along the replies; empty if nothing does."""
+    if growth < GROWTH or trend < TREND:
+        return f"the last quarter's gap is {growth:.2g} times the first's at equal probability"
+    if scaled[3] < STILL * scaled[2] or scaled[2] - scaled[0] < ON_THE_WAY * (scaled[3] - scaled[0]):
+        return "the gap does not grow all along the reply, it changes at one place"
+    if _steady_by_place(e):
+        return "at one place in the reply the gap is the same in short and long replies and does not grow"
+    return "the gap is at repeated tokens, which grow more frequent along a reply" if _at_repeats(e) else ""
+
+
+def _found(e: Evidence, differs: dict[str, Any], evidence: dict[str, Any], enough: bool) -> Finding:
     sizes = ", ".join(f"{x:.2g}" for x in evidence["mean_abs_by_quarter"])
-    return Answer(
-        "fits", "the gap grows with the position", _found(e, differs, sizes, evidence, enough), _share(scaled)
-    )
-
-
-def _found(e: Evidence, differs: dict[str, Any], sizes: str, evidence: dict[str, Any], enough: bool) -> Any:
     gone = ("rounding alone: it hardly grows along a reply", "a shift in how likely tokens are: held against it")
     if differs:
         said = "; ".join(f"{k}: {x['engine']} against {x['trainer']}" for k, x in differs.items())
@@ -123,5 +139,5 @@ def _settings(e: Evidence, name: str) -> dict[str, Any]:
 
 SIGNATURE = Signature(
     "position", "grows-with-position", "the gap grows along the reply", judge, needs=("replies of 16 tokens",),
-    rivals=("changes_inside", "one_place"),
+    rivals=("one_place",),
 )  # fmt: skip

@@ -141,8 +141,8 @@ def _zeros(seen: Counted, evidence: Evidence) -> _Found:
         return None
     said = ", ".join(words(evidence, "logprob_semantics")) or "no truncation"
     message = (
-        f"declared is {said}, but {zero} of {n} {evidence.names[0]} log-probs are exactly 0 where {evidence.names[1]} is "
-        "not certain: they are renormalised over a kept set of one token"
+        f"declared is {said}, but {zero} of {n} {evidence.names[0]} log-probs are exactly 0 where {evidence.names[1]} "
+        "is not certain: they are renormalised over a kept set of one token"
     )
     return message, {"exact_zeros": zero, "tokens": n, "declared": said, "really": "processed"}
 

@@ -7,14 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from onepolicy.codes import finding
+from onepolicy.counted import Counted
+from onepolicy.profiles.base import Seen
+from onepolicy.profiles.bins import reused
 from onepolicy.rows import MISSING, Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, told
+from onepolicy.signatures.scale import spots
 from onepolicy.types import BoolArray, FloatArray
 
 _CACHED, _FRESH = ("cached prefix",), ("not cached",)
 #: Tokens whose gap is in a cached prefix and nowhere else, to name the cache without statistics.
 FEWEST = 4
+
+
+def look(seen: Seen) -> Counted:
+    """Places inside cached prefixes where the two scorings differ by more than any rounding in float32."""
+    out = Counted()
+    binned = reused(seen)
+    if binned is not None:
+        inside = (binned[0] == 0) & (np.abs(seen.d) > 1e-3)
+        out.count("inside", int(inside.sum()))
+        out.spot("inside", spots(seen, inside))
+    return out
 
 
 def cache(e: Evidence) -> Answer:
@@ -47,8 +62,11 @@ def _only_inside(e: Evidence) -> Answer | None:
     inside, worst = bins.merged(("in it",), "x"), outside.quantile("x", 1.0)
     if not outside.n("x") or inside.quantile("x", 0.75) < 1e-4 or inside.mean("x") < 100 * max(outside.mean("x"), 1e-9):
         return None
-    rows = e.rows[e.rows["cached"] > 0]
+    rows, counted = e.rows[e.rows["cached"] > 0], e.extra["cache"]
+    found = counted.spots.get("inside", [])
     evidence = {
+        "tokens": counted.counts["inside"], "records": [s.record for s in found],
+        "score_positions": [s.position for s in found],
         "mean_abs_cached": inside.mean("x"), "max_abs": float(rows["most"].max()), "mean_abs_fresh": outside.mean("x"),
         "max_abs_fresh": worst, "shared_prefix_tokens": sorted({int(c) for c in rows["cached"]}),
     }  # fmt: skip
@@ -145,25 +163,36 @@ def _any_padding(e: Evidence) -> Contrast | None:
 
 
 def _at_equal_length(e: Evidence) -> bool:
-    """Whether more padding goes with a larger gap among replies of one length (octaves of it)."""
+    """Whether padding, or more of it, goes with a larger gap among replies of one length (half octaves of it)."""
     rows = e.rows[(e.rows["n"] > 0) & (e.rows["padding"] != MISSING)]
     if len(rows) < 8:
         return True
-    gap, more = np.log(rows["scaled"] / rows["n"] + 1e-12), rows["padding"] / (rows["padding"] + rows["tokens"])
+    gap = np.log(rows["scaled"] / rows["n"] + 1e-12)
     octave = np.floor(2 * np.log2(rows["n"]))
-    for group in np.unique(octave).tolist():
-        inside = octave == group
-        gap[inside] -= gap[inside].mean()
-        more[inside] -= more[inside].mean()
-    if not more.std() > 1e-9:
-        return True  # padding says nothing but the length: the two cannot be told apart, and the code names both
-    slope = (gap * more).sum() / (more * more).sum()
-    error = np.sqrt(((gap - slope * more) ** 2).sum() / len(gap) / (more * more).sum())
-    return bool(slope > 0 and slope > SURE / 2 * error)
+    share = rows["padding"] / (rows["padding"] + rows["tokens"])
+    slopes = [_slope(gap, x, octave) for x in (share, (rows["padding"] > 0).astype(np.float64))]
+    # where padding says nothing but the length, the two cannot be told apart, and the finding names both
+    return any(z is None or z > SURE / 2 for z in slopes)
+
+
+def _slope(y: FloatArray, x: FloatArray, group: FloatArray) -> float | None:
+    """The slope of y on x within the groups, in standard errors; None where x is one value in each group."""
+    y, x = y.copy(), x.copy()
+    for value in np.unique(group).tolist():
+        inside = group == value
+        y[inside] -= y[inside].mean()
+        x[inside] -= x[inside].mean()
+    square = float((x * x).sum())
+    if square < 1e-9:
+        return None
+    slope = float((y * x).sum()) / square
+    error = float(np.sqrt(((y - slope * x) ** 2).sum() / len(y) / square))
+    return slope / error if error > 0 else 0.0
 
 
 SIGNATURES = (
-    Signature("cache", "depends-on-cache", "the gap comes with cached prefixes", cache, ("cached_prefix_length",)),
+    Signature("cache", "depends-on-cache", "the gap comes with cached prefixes", cache, ("cached_prefix_length",),
+              look=look),
     Signature(
         "stale_cache", "stale-prefix-cache", "a gap at cached prefixes since the weights changed", stale,
         ("cached_prefix_length", "scorer_version or policy_version"),

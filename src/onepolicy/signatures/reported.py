@@ -159,7 +159,12 @@ def _short(m: Match) -> str:
     if m.mask != "trained":
         return "unmasked"
     term, _, mean = m.definition.partition("/")
-    for part, word in (("opposite", "opposite"), ("swapped", "opposite"), ("inverse", "opposite"), ("clamped", "clamped")):
+    for part, word in (
+        ("opposite", "opposite"),
+        ("swapped", "opposite"),
+        ("inverse", "opposite"),
+        ("clamped", "clamped"),
+    ):
         if part in term:
             return word
     return "current" if m.policy == "current" else mean if mean != "token" else term

@@ -133,7 +133,7 @@ def _shape(e: Evidence) -> Answer | None:
     off, least = sure.median / open_.median, MOST["float32"]
     # what is stored as float32 has steps of its own, and sure tokens then often have no gap at all
     apart = off < 1 / SAME_SIZE and open_.median > least
-    if apart or off > SAME_SIZE and sure.median > least or sure.q75 > SAME_SIZE * max(open_.q75, least):
+    if apart or (off > SAME_SIZE and sure.median > least) or sure.q75 > SAME_SIZE * max(open_.q75, least):
         return Answer("no", f"on the scale 1 - p, likely tokens are off {off:.2g} times as far as open ones")
     return _balance(e)
 

@@ -64,9 +64,9 @@ def judge(evidence: Evidence) -> Answer:
     if bent is not None:
         low, high = bent.groups
         message = (
-            f"the {bent.by} explains {bent.share:.0%} of the gap as a temperature, but contexts of low and high entropy "
-            f"want other quotients ({low:.2f} and {high:.2f}), as where one side caps its logits: recorded logits, or "
-            "final_logit_softcapping of both configurations, would decide"
+            f"the {bent.by} explains {bent.share:.0%} of the gap as a temperature, but contexts of low and high "
+            f"entropy want other quotients ({low:.2f} and {high:.2f}), as where one side caps its logits: recorded "
+            "logits, or final_logit_softcapping of both configurations, would decide"
         )
         return Answer("unclear", message, _suspected(seen, evidence, message, said), bent.share)
     if said == ["none", "none"]:

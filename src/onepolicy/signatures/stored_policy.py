@@ -92,8 +92,8 @@ def copied_old(evidence: Evidence) -> Answer:
     if same < both:
         return Answer("no", f"sampler and old differ at {both - same} of {both} tokens of other versions")
     message = (
-        f"at all {both} tokens whose weights changed between draw and scoring (policy_version is not scorer_version) old "
-        "equals the sampler's log-prob to the bit: it was copied, not computed"
+        f"at all {both} tokens whose weights changed between draw and scoring (policy_version is not scorer_version) "
+        "old equals the sampler's log-prob to the bit: it was copied, not computed"
     )
     found = finding("old-copied-from-sampler", message, evidence={"tokens": both, "equal": same})
     return Answer("fits", "", found)
@@ -110,7 +110,7 @@ def follows(evidence: Evidence) -> Answer:
     updated = len(steps) > 1 or max([*steps, 0]) > 1 or len(versions) > 1 or max([*versions, 0]) > 0
     if not updated:
         return Answer("lacks", "the reference equals the policy, as before any update; no step says that there was one")
-    both, same = found[name]
+    both = found[name][0]
     at = f"step {max(steps):g}" if steps else f"version {max(versions):g}"
     message = (
         f"at {at} the reference equals {name} to the bit at all {both} tokens: the KL to it is 0 and holds nothing"

@@ -1,8 +1,8 @@
 """One side is sharper than the other: log-probs of two temperatures.
 
 Named from distributions (`logit_fit`) or from one side's entropies (`entropy_fit`). Dividing log-probs by T is not
-among the fits: it gives no distribution. Chosen log-probs alone do not identify a temperature: the sum that renormalises
-differs from context to context, and whatever else bends the logits looks alike.
+among the fits: it gives no distribution. Chosen log-probs alone do not identify a temperature: the sum that
+renormalises differs from context to context, and whatever else bends the logits looks alike.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _flat(seen: Counted) -> bool:
     return any(square / n - (mean / n) ** 2 < FLAT**2 for square, mean in sides)
 
 
-# -- from distributions --------------------------------------------------------------------------------------------------
+# -- from distributions ------------------------------------------------------------------------------------------------
 
 
 def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
@@ -95,7 +95,7 @@ def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
     return Answer("fits", "", _found(evidence, ours, share, f"distributions of {n} tokens", True), share)
 
 
-# -- from entropies ------------------------------------------------------------------------------------------------------
+# -- from entropies ----------------------------------------------------------------------------------------------------
 
 
 def _by_entropy(fit: Fit, evidence: Evidence, seen: Counted) -> Answer:
@@ -127,7 +127,7 @@ def _sides(ratio: float, evidence: Evidence) -> dict[str, float]:
     return dict(zip(evidence.names, (1.0, round(ratio, 3)), strict=True))
 
 
-# -- from chosen log-probs -----------------------------------------------------------------------------------------------
+# -- from chosen log-probs ---------------------------------------------------------------------------------------------
 
 
 def chosen_fit(seen: Counted) -> Fit:
@@ -175,7 +175,7 @@ def _fewer_sign(evidence: Evidence) -> float:
     return min(above, lower) / (above + lower) if above + lower else 0.5
 
 
-# -- findings ------------------------------------------------------------------------------------------------------------
+# -- findings ----------------------------------------------------------------------------------------------------------
 
 
 def _found(evidence: Evidence, ours: dict[str, float], share: float, by: str, absolute: bool) -> Any:
@@ -201,9 +201,8 @@ def _found(evidence: Evidence, ours: dict[str, float], share: float, by: str, ab
 def _suspected(evidence: Evidence, fit: Fit) -> Any:
     sharper = evidence.names[1] if fit.ratio < 1 else evidence.names[0]
     message = (
-        f"{sharper} is sharper: {fit.by} explain{'' if fit.by.startswith('chosen') else 's'} {fit.share:.0%} of the gap, "
-        f"about as a temperature quotient of {fit.ratio:.2g} would. The scorer's entropy and varentropy at these tokens, "
-        "or a re-scoring, would decide"
+        f"{sharper} looks sharper: by {fit.by}, {fit.share:.0%} of the gap is as a temperature quotient of about "
+        f"{fit.ratio:.2g} would make it. The scorer's entropy and varentropy, or a re-scoring, would decide"
     )
     more = {
         "temperature_ratio_about": round(fit.ratio, 3),

@@ -109,7 +109,7 @@ def _masses(out: Counted, seen: Seen, table: Any, known: BoolArray) -> None:
     keep(out, mass=mass, left=left * left, dd=clipped(seen.d[rows]) ** 2)
 
 
-# -- judging -------------------------------------------------------------------------------------------------------------
+# -- judging -----------------------------------------------------------------------------------------------------------
 
 
 def judge(evidence: Evidence) -> Answer:

@@ -14,6 +14,10 @@ from onepolicy.types import Finding
 CLEARLY = 1.5
 #: A cause that explains this share of the gap leaves no room for signatures that describe what is left, by `last`.
 ROOM = {0: 2.0, 1: 0.2, 2: 0.02}
+#: The rank of findings about what log-probs mean.
+MEANING = 3
+#: A suspicion that explains this share of the gap holds back what only describes it.
+LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,15 @@ def weighed(evidence: Evidence, signatures: Mapping[str, Signature] = SIGNATURES
         return Weighed((), {})
     answers: dict[str, Answer] = {}
     for last in sorted({s.last for s in signatures.values()}):
-        if any(a.verdict == "fits" and a.strength >= ROOM[last] for a in answers.values()):
+        if any(a.finding is not None and a.strength >= ROOM[last] for a in answers.values()):
             break
         answers |= {key: s.judge(evidence) for key, s in signatures.items() if s.last == last}
     return Weighed(tuple(_named(signatures, answers)), answers)
 
 
 def _named(signatures: Mapping[str, Signature], answers: Mapping[str, Answer]) -> list[Finding]:
-    fits = {k: a for k, a in answers.items() if a.verdict == "fits" and a.finding is not None}
+    told = {k: a for k, a in answers.items() if a.finding is not None}
+    fits = _without_shapes(signatures, {k: a for k, a in told.items() if a.verdict == "fits"}, told)
     order = sorted(fits, key=lambda k: -fits[k].strength)
     out: list[Finding] = []
     done: set[str] = set()
@@ -53,15 +58,32 @@ def _named(signatures: Mapping[str, Signature], answers: Mapping[str, Answer]) -
         rivals = [k for k in order if k not in done and k != key and _rival(signatures, key, k)]
         alike = [k for k in rivals if fits[key].strength < CLEARLY * fits[k].strength]
         done |= {key, *rivals}
-        out.append(_unclear([key, *alike], fits) if alike else _with_ruled_out(fits[key], signatures, answers, rivals))
+        out.append(unclear([key, *alike], fits) if alike else _with_ruled_out(fits[key], signatures, answers, rivals))
+    if not any(a.strength > 0 for a in fits.values()):  # nothing is named for the gap: what is suspected is told
+        suspected = [k for k, a in answers.items() if a.verdict == "unclear" and a.finding is not None]
+        out += [_with_ruled_out(answers[k], signatures, answers, []) for k in suspected]
     return out
+
+
+def _without_shapes(
+    signatures: Mapping[str, Signature], fits: dict[str, Answer], told: Mapping[str, Answer]
+) -> dict[str, Answer]:
+    """Where the log-probs mean different things the gap has shapes too (it grows with the reply as repeats do): of what
+    explains the gap, only what stands highest in the order of suspicion is named then. A suspicion that explains most
+    of it holds them back as well, but for its rivals."""
+    rank = {k: CODES[a.finding.code].rank for k, a in told.items() if a.finding is not None and a.strength > 0}
+    meaning = [k for k, r in rank.items() if r == MEANING]
+    named = any(k in fits and fits[k].strength >= ROOM[1] / 2 for k in meaning)
+    likely = [k for k in meaning if k not in fits and told[k].strength >= LIKELY]
+    keep = lambda k: not (named or any(not _rival(signatures, k, other) for other in likely))
+    return {k: a for k, a in fits.items() if rank.get(k, MEANING) <= MEANING or keep(k)}
 
 
 def _rival(signatures: Mapping[str, Signature], x: str, y: str) -> bool:
     return y in signatures[x].rivals or x in signatures[y].rivals
 
 
-def _unclear(keys: list[str], fits: Mapping[str, Answer]) -> Finding:
+def unclear(keys: list[str], fits: Mapping[str, Answer]) -> Finding:
     found = [f for k in keys if (f := fits[k].finding) is not None]
     codes = ", ".join(f.code for f in found)
     evidence = {f.code: {"message": f.message, "explains": fits[k].strength} for k, f in zip(keys, found, strict=True)}

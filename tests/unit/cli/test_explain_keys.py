@@ -29,7 +29,7 @@ def test_every_key_says_what_it_is() -> None:
     [
         (
             "verl:rollout_corr/kl",
-            ["the same number", "KL(sampler || scorer); the scorer is old", "mean over tokens of -d"],
+            ["the same number", "KL(sampler || scorer); the scorer is old", "tokens of -d"],
         ),
         ("areal:behave_approx_kl", ["not the same number", "the opposite sign of k1"]),
         ("prime_rl:mismatch_kl/all/mean", ["the scorer is current", "staleness"]),

@@ -188,3 +188,18 @@ def test_keys_of_a_correction_that_is_off_are_not_there() -> None:
     assert "rollout_corr/rollout_is_mean" not in off
     assert "rollout_corr/rollout_is_mean" in on
     assert "rollout_corr/rollout_is_oob_ratio" not in on
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_batch_breaks_a_dialect(name: str) -> None:
+    """Empty batches, empty sequences, one token, and values of every kind: numbers, NaN, infinities or null."""
+    odd = np.array([math.nan, math.inf, -math.inf, 0.0, -1e-300, -745.0, -9999.0, 1e30])
+    shapes = [[], [0], [0, 0], [1], [0, 3, 0], [2, 1]]
+    for seed, lengths in enumerate(shapes * 3):
+        rng, n = np.random.default_rng(seed), sum(lengths)
+        pick = lambda: np.where(rng.random(n) < 0.4, rng.choice(odd, n), -rng.exponential(1.0, n))  # noqa: B023
+        v = View(pick(), np.array(lengths, dtype=np.int64), pick(), pick(), pick(), pick(), 4)
+        acc = Accumulator(name, EVERYTHING.get(name))
+        acc.add(v, seed)
+        rows = Accumulator.from_dict(json.loads(json.dumps(acc.to_dict(), allow_nan=False))).rows()
+        assert all(r.whole is None or isinstance(r.whole, float) for r in rows)

@@ -7,18 +7,21 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from dump_samples import ROWS, broken, canonical_row, lines, loose_row, nemo_rl_row, prime_rl_row, read_dump
+from onepolicy import storage
 from onepolicy.errors import ContentError, UsageError
-from onepolicy.formats import base, jsonl_lines, sniff
+from onepolicy.formats import base, canonical, jsonl_lines, sniff
 from onepolicy.formats.base import BrokenRecord, RawRecord, Shard
 from onepolicy.formats.detect import detect, format_of
 from onepolicy.formats.files import Files
+from onepolicy.records import from_records
 
 
 def test_folders_globs_and_files_are_expanded_once_and_sorted(tmp_path: Path) -> None:
@@ -111,6 +114,13 @@ def test_a_line_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
     assert [type(x).__name__ for x in items] == ["RawRecord", "BrokenRecord", "RawRecord"]
     assert items[1].place == f"{path}:2" and "more than 2000 bytes" in items[1].why  # type: ignore[union-attr]
     assert max(asked) <= 2001
+
+
+def test_a_first_line_over_the_limit_does_not_hide_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LINE_BYTES", 100_000)
+    path = lines(tmp_path / "a.jsonl", [{"x": "y" * 300_000}, loose_row()])
+    _, items = read_dump(path)
+    assert [type(x).__name__ for x in items] == ["BrokenRecord", "RawRecord"]
 
 
 class _Watched:
@@ -225,3 +235,46 @@ def test_a_broken_first_line_does_not_hide_the_rest(tmp_path: Path) -> None:
     path.write_bytes(b'{"id": broken\n' + path.read_bytes())
     _, items = read_dump(path)
     assert [type(x).__name__ for x in items] == ["BrokenRecord", "RawRecord", "RawRecord"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    assert detect([tmp_path]).unclaimed == ((f"{tmp_path}/a.jsonl", "not a file: a folder, pipe or device"),)
+
+
+class _Store(fsspec.AbstractFileSystem):
+    """A remote store in small: its files are fsspec's own, whose `readline` knows no limit."""
+
+    protocol = "store"
+    cachable = False
+    content: ClassVar[dict[str, bytes]] = {}
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        if path in self.content:
+            return {"name": path, "size": len(self.content[path]), "type": "file"}
+        raise FileNotFoundError(path)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        return _Fetched(self, path, mode, block_size=64, cache_type="readahead")
+
+
+class _Fetched(AbstractBufferedFile):
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return _Store.content[self.path][start:end]
+
+
+def test_a_remote_store_with_lines_over_the_limit_and_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("store", _Store, clobber=True)
+    path = lines(tmp_path / "a.jsonl", [loose_row(), loose_row(note="n" * 5000), loose_row()])
+    storage.write(from_records([canonical_row()]), tmp_path / "b.parquet")
+    _Store.content.update({"a.jsonl": path.read_bytes(), "b.parquet": (tmp_path / "b.parquet").read_bytes()})
+    monkeypatch.setattr(base, "LINE_BYTES", 1000)
+    found, items = read_dump("store://a.jsonl", "store://b.parquet")
+    assert found.formats == ("canonical", "loose") and not found.unclaimed
+    assert [type(x).__name__ for x in items] == ["RawRecord", "RawRecord", "BrokenRecord", "RawRecord"]
+    (part,) = canonical.rollouts(found.shards[0], Files(), 100)
+    assert part.n_tokens == 7
+    del _Store.content["a.jsonl"]
+    with pytest.raises(ContentError, match=r"store://a\.jsonl: no such file"):
+        list(format_of("loose").read(found.shards[1], Files()))

@@ -33,6 +33,17 @@ def test_vllm_completion(tmp_path: Path) -> None:
     assert "logprob_semantics" not in record.facts  # the answer does not tell
 
 
+def test_answers_written_by_vllm_itself() -> None:
+    """`data/vllm_answers.jsonl`: the response classes of vLLM 0.32 with these numbers, each as its JSON."""
+    found, items = read_dump(Path(__file__).parent / "data" / "vllm_answers.jsonl")
+    result = settled(items)
+    assert found.formats == ("engine",) and not result.aside and not result.kept_faults
+    assert [scored(result, "sampler", i) for i in range(3)] == [[*NONE, *SAMPLER]] * 3
+    generate = items[0]
+    assert isinstance(generate, RawRecord) and generate.columns["policy_version"].values.tolist() == [4] * 4
+    assert generate.lists["sampling_mask"][0][3].tolist() == [24, 1]
+
+
 def test_how_it_was_asked_stands_beside_the_answer(tmp_path: Path) -> None:
     request = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "logprobs_mode": "processed_logprobs", "prompt": PROMPT}
     answer = completion(prompt_token_ids=None)
@@ -103,6 +114,18 @@ def test_sglang_that_contradicts_itself(tmp_path: Path) -> None:
     assert "of other tokens than output_ids: position 0 has 22 and 21" in found.why
     (fault,) = settled(read_dump(lines(tmp_path / "b.jsonl", [sglang_answer(completion_tokens=9)]))[1]).kept_faults
     assert (fault.column, fault.got, fault.wanted) == ("reply", 4, 9)
+
+
+def test_sglang_log_probs_over_the_kept_tokens(tmp_path: Path) -> None:
+    kept = {
+        "output_token_sampling_mask": [[21], [22, 3], [23], [24]],
+        "output_token_sampling_logprobs": [0, -0.5, 0, 0],
+    }
+    record = only(lines(tmp_path / "a.jsonl", [sglang_answer(**kept)]))
+    result = settled([record])
+    assert scored(result, "sampler")[3:] == [0.0, -0.5, 0.0, 0.0] and scored(result, "full")[3:] == SAMPLER
+    assert record.facts["logprob_semantics"] == "processed"
+    assert record.lists["sampling_mask"][0][1].tolist() == [22, 3]
 
 
 def test_sglang_experts_as_int32(tmp_path: Path) -> None:

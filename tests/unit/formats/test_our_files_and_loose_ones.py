@@ -27,7 +27,7 @@ from dump_samples import (
 from onepolicy import storage
 from onepolicy.errors import ContentError
 from onepolicy.formats import canonical, parquet_rows
-from onepolicy.formats.base import RawRecord
+from onepolicy.formats.base import BrokenRecord, RawRecord
 from onepolicy.formats.detect import detect
 from onepolicy.formats.files import Files
 from onepolicy.records import from_records, to_records
@@ -169,10 +169,16 @@ def test_loose_parquet(tmp_path: Path) -> None:
     assert scored(settled(items), "sampler") == [*NONE, *SAMPLER]
 
 
-def test_without_ids_it_says_so(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", [loose_row(), {"rollout_logprobs": SAMPLER}])
-    (found,) = broken(path)
-    assert "no token ids under a known name" in found.why and "rollout_logprobs" in found.why
+def test_two_sides_without_ids_are_read_and_one_is_not(tmp_path: Path) -> None:
+    pair = {"rollout_logprobs": SAMPLER, "trainer_logprobs": OLD, "loss_mask": [1, 1, 1, 0]}
+    path = lines(tmp_path / "a.jsonl", [pair, {"rollout_logprobs": SAMPLER}, {**pair, "trainer_logprobs": [*OLD, 0.0]}])
+    found, items = read_dump(path)
+    record, alone, longer = items
+    assert found.formats == ("loose",) and isinstance(record, RawRecord) and not record.ids_known
+    result = settled(items)
+    assert scored(result, "sampler") == [None, *SAMPLER] and scored(result, "old") == [None, *OLD]
+    assert isinstance(alone, BrokenRecord) and "not both sides' log-probs" in alone.why
+    assert result.aside[1][0] is longer and result.aside[1][1][0].column == "old_logprobs"
 
 
 def test_counts_that_the_record_states(tmp_path: Path) -> None:

@@ -663,7 +663,8 @@ def test_miles_policy_loss(tmp_path: Path) -> None:
     assert len(records) == 4
     for record, o in zip(records, made, strict=True):
         assert isinstance(record, RawRecord)
-        assert not record.prompt_known and record.token_ids.tolist() == [0] * len(o.reply)
+        assert not record.prompt_known and not record.ids_known and record.token_ids.tolist() == [*range(len(o.reply))]
+        assert record.columns["drawn"].values.tolist() == [bool(m) for m in o.mask]
         assert record.columns["current_logprobs"].values == pytest.approx(np.float32(o.old) + np.float32(0.25))
         assert record.columns["old_logprobs"].values.tolist() == np.float32(o.old).tolist()
         assert record.columns["loss_mask"].values.tolist() == [bool(m) for m in o.mask]
@@ -781,3 +782,75 @@ def run(export: str) -> None:
 def test_they_stand_in_the_table() -> None:
     assert [FORMATS[m.name] for m in (slime, skyrl, verl, roll)] == [m.__name__ for m in (slime, skyrl, verl, roll)]
     assert functools.reduce(lambda a, b: a and b, [m.says for m in (slime, skyrl, verl, roll)])
+
+
+# -- values of the wrong kind at any place ---------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    *(None, True, -1, 2**70, 0.5, float("nan"), "x", "", b"\xff", [], [[]], [None], ["a"], [2**70], {}, {"a": 1}),
+    *((), (1, 2), {1}, range(10**12), np.zeros((2, 3)), np.array(["a"]), np.array([None, {}], dtype=object)),
+    *(torch.zeros(()), torch.zeros(2, 0), torch.ones(3, dtype=torch.bool), torch.ones(1, 2, 3), torch.complex64),
+]
+
+
+def spoiled(value: Any, rng: random.Random) -> Any:
+    """The same tree with something else at one place."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(list(value))
+        return {**value, key: spoiled(value[key], rng)}
+    if isinstance(value, (list, tuple)) and value and rng.random() < 0.6:
+        at = rng.randrange(len(value))
+        return type(value)(spoiled(x, rng) if i == at else x for i, x in enumerate(value))
+    return rng.choice(JUNK)
+
+
+def trees(form: str, stand_in: Any) -> Any:
+    """The value that a dump of this format pickles, and what makes its bytes of it."""
+    made = sequences(2)
+    saved = lambda v: (buffer := io.BytesIO(), torch.save(v, buffer))[0].getvalue()
+    if form == "slime":
+        return {"rollout_id": 3, "samples": [dict(s.to_dict()) for s in miles_samples(stand_in, made)]}, saved
+    if form == "train":
+        return {"rollout_id": 3, "rank": 0, "rollout_data": train_columns(made, range(2))}, saved
+    if form == "verl":
+        state = (verl_columns(made), {"uid": ["a", "b"], "raw_prompt": [[], []]}, {"temperature": 1.0})
+        return state, lambda v: pickle.dumps(Pickled("verl.protocol", "DataProto", v))
+    if form == "verl numpy":
+        leaves = {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape), v.numpy().tobytes()) for k, v in
+                  verl_columns(made).items()}  # fmt: skip
+        return ((2,), None, leaves), lambda v: pickle.dumps(Pickled("verl.protocol", "DataProto", (v, {}, {})))
+    if form == "roll":
+        state = (roll_columns(made), {}, {"global_step": 1})
+        return state, lambda v: pickle.dumps(Pickled("roll.distributed.scheduler.protocol", "DataProto", v))
+    batch = skyrl_batch(stand_in, made)
+    return batch.__getstate__(), lambda v: pickle.dumps(Pickled("skyrl_train.training_batch", "TrainingInputBatch", v))
+
+
+class Pickled:
+    """An object of any class, with any state."""
+
+    def __init__(self, module: str, name: str, state: Any) -> None:
+        kind = type(name, (), {"__module__": module, "__qualname__": name})
+        setattr(sys.modules[module], name, kind)
+        self.kind, self.state = kind, state
+
+    def __reduce__(self) -> Any:
+        return self.kind, (), self.state
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["slime", "train", "verl", "verl numpy", "roll", "skyrl"])
+def test_wrong_values_give_records_or_one_error(tmp_path: Path, stand_in: Any, form: str) -> None:
+    for module in ("verl.protocol", "roll.distributed.scheduler.protocol", "skyrl_train.training_batch"):
+        stand_in(module)
+    tree, write = trees(form, stand_in)
+    rng, path, outcomes = random.Random(form), tmp_path / "3.pt", set[str]()
+    module = format_of({"train": "slime", "verl numpy": "verl"}.get(form, form))
+    for _ in range(150):
+        path.write_bytes(write(spoiled(spoiled(tree, rng), rng)))
+        try:
+            settled = settle(list(module.read(module.shards([str(path)])[0], Files())))
+            outcomes.add("aside" if settled.aside else "read")
+        except ContentError as err:
+            outcomes.add("refused" if str(err).startswith(str(tmp_path)) else str(err))
+    assert {"read", "refused"} <= outcomes <= {"aside", "read", "refused"}

@@ -135,3 +135,9 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     one, two = broken(path)
     assert one.place == f"{path}:2" and "'input': got 7, wanted text" in one.why
     assert "no reply" in two.why
+
+
+def test_texts_with_one_side_of_log_probs_and_no_ids(tmp_path: Path) -> None:
+    row = {"id": "r", "response_text": "ok!", "token_strings": ["ok", "!"], "rollout_logprobs": [-0.5, -0.1]}
+    (record,) = texts(lines(tmp_path / "a.jsonl", [row]))
+    assert record.texts == {"reply_text": "ok!", "token_strings": ["ok", "!"]} and record.facts["record_id"] == "r"

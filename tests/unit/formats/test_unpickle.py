@@ -637,7 +637,7 @@ def test_damaged_files_give_a_value_or_one_error() -> None:
 
 def test_random_instructions_give_a_value_or_one_error() -> None:
     """Bytes that are mostly instructions reach further than damaged files."""
-    from onepolicy.formats.machine import STEPS
+    from onepolicy.formats.instructions import STEPS
     from onepolicy.formats.names import NAMES
 
     rng = random.Random(1)

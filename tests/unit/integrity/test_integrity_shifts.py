@@ -99,3 +99,29 @@ def test_short_replies_tell_together() -> None:
     assert f.evidence["best_lag"] == 1 and f.message.startswith("old is one token late against sampler")
     assert "shift-by-one" not in codes(found(settled(*_short(5, 40, late=False))))
     assert "shift-by-one" not in codes(found(settled(*_short(5, 4, late=True))))
+
+
+@pytest.mark.parametrize(("k", "from_"), [(1, 3), (1, 30), (-1, 12), (2, 20), (-2, 8)])
+@pytest.mark.parametrize("noise", [0.001, 0.02])
+def test_a_value_lost_or_put_in_inside_a_reply(k: int, from_: int, noise: float) -> None:
+    """From token `from_` on the trainer's list is k late: k values were put in before it, or lost."""
+    rng = np.random.default_rng(11)
+    n = 60
+    a = -np.exp(rng.normal(-1.0, 1.3, n))
+    b = a * np.exp(noise * rng.standard_normal(n))
+    put = -rng.exponential(1.0, abs(k))
+    b = np.concatenate([b[:from_], put, b[from_:]])[:n] if k > 0 else np.concatenate([b[:from_], b[from_ - k :], put])
+    f = shift(found(settled(reply("r", a.tolist(), b.tolist(), n))))
+    if from_ > 3:
+        assert f.message.startswith("from some token on")
+        assert abs(f.evidence["places"][0]["reply_position"] - from_) <= 2
+    assert f.evidence["best_lag"] == k
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.0])
+def test_noise_and_outliers_do_not_shift_inside(noise: float) -> None:
+    rng = np.random.default_rng(12)
+    for seed in range(3):
+        r = shaped(noise, 60, seed)
+        late = changed(r, "old", lambda x: np.where(rng.random(len(x)) < 0.2, x - rng.exponential(3.0, len(x)), x))
+        assert "shift-by-one" not in codes(found(batch(late)))

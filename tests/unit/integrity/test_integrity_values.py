@@ -137,10 +137,10 @@ def test_round_numbers_say_nothing_about_precision() -> None:
 # -- the top token's value --
 
 
-def model(temperature: float = 1.0, top_p: float = 1.0, seed: int = 0) -> tuple[Rollouts, Any, Any]:
+def model(temperature: float = 1.0, top_p: float = 1.0) -> tuple[Rollouts, Any, Any]:
     """Tokens drawn from known distributions: rollouts, all log-probs `[T, V]`, and the drawn ids."""
     r = shaped(sequences=40)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     logits = rng.uniform(0.5, 6.0, (r.n_tokens, 1)) * rng.standard_normal((r.n_tokens, 24))
     lp = log_softmax(logits)
     z = log_softmax(logits / temperature)
@@ -189,6 +189,6 @@ def test_other_weights_and_few_tokens_are_not_the_top_token() -> None:
     other = log_softmax(lp + 1.0 * rng.standard_normal(lp.shape))
     rows = np.arange(len(ids))
     assert found(batch(sides(r, lp[rows, ids], other[rows, ids]))) == []
-    few = sides(r, lp.max(axis=1), lp[rows, ids]).take([0])
-    few = replace(few, scorings={n: replace(few.scorings[n]) for n in NAMES})
-    assert "top-token-stored" not in codes(found(batch(few.take([0]))))
+    tops = sides(r, lp.max(axis=1), lp[rows, ids])
+    few = tops.take([int(tops.lengths.argmin())])
+    assert few.n_tokens < 32 and "top-token-stored" not in codes(found(batch(few)))

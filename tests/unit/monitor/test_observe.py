@@ -152,6 +152,10 @@ def test_the_first_change_of_version_in_a_reply() -> None:
     got = of(made, version=5)
     assert (got["mixed_version/first_change"], got["mixed_version/last_change"]) == (1, 9)
     assert got["mixed_version/share"] == pytest.approx(3 / 4)
+    version[1:3], version[3, 5] = 4, -1  # a hole before the change: it is seen, its place is not
+    got = of(made, version=5)
+    assert got["mixed_version/share"] == pytest.approx(1 / 4)
+    assert got["mixed_version/first_change"] is got["mixed_version/last_change"] is None
     made["policy_version"] = np.full((5, 1), 4)
     assert of(made, version=5)["mixed_version/first_change"] is None
 
