@@ -9,12 +9,13 @@ import sys
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-from benchmarks import check, core, disk, monitor, tokens, whole  # noqa: E402
+from benchmarks import audit, check, core, disk, monitor, tokens, whole  # noqa: E402
 
 BENCHMARKS = {
     "core": core.main,
     "disk": disk.main,
     "monitor": monitor.main,
+    "audit": audit.main,
     "check": check.main,
     "tokens": tokens.main,
     "whole": whole.main,

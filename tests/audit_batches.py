@@ -140,6 +140,8 @@ def _routes(n: int, rng: np.random.Generator) -> tuple[Lists, Lists]:
 # -- what faults are made of -------------------------------------------------------------------------------------------
 
 Fault = Callable[[Rollouts, np.random.Generator], Rollouts]
+#: (dtype, tokens, seed) -> healthy rollouts.
+Make = Callable[[str, int, int], Rollouts]
 
 
 def logits_of(r: Rollouts) -> Hidden:

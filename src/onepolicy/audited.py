@@ -70,7 +70,18 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
 
 
 def _each_once(found: Sequence[Finding]) -> list[Finding]:
-    return list({(f.code, f.message): f for f in found}.values())
+    """The checks of the record and the Sums' own counts may see the same fault: the first one tells more."""
+    out: dict[tuple[str, str], Finding] = {}
+    told = {f.code for f in found if f.origin == "run"}
+    for f in found:
+        if f.origin == "sums" and f.code in told and f.code in _OF_STATES:
+            continue
+        out.setdefault((f.code, f.message), f)
+    return list(out.values())
+
+
+#: Findings that the Sums make of their counts of values.
+_OF_STATES = ("positive-logprob", "nonfinite-logprob", "missing-logprobs", "nothing-scored", "bf16-noise")
 
 
 # -- files and records -----------------------------------------------------------------------------------------------

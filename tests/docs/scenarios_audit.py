@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scenarios_meaning
 
 from integrity_dumps import batch, changed, found, only_drawn, reply, rolled, settled, shaped
 from onepolicy.engines.fake_rounding import round_to
@@ -121,4 +122,5 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "stored-as-bf16": lambda: of(lambda x: round_to(x, "bfloat16").astype(np.float64)),
     "stored-as-fp16": lambda: of(lambda x: round_to(x, "float16").astype(np.float64)),
     "top-token-stored": lambda: audited(batch(top_of())),
+    **scenarios_meaning.MEANING,
 }

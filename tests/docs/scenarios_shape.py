@@ -18,7 +18,7 @@ TOKENS = 6000
 
 
 def told(findings: list[Finding], code: str, rollouts: Rollouts) -> TokenReport:
-    """As the audit's screen tells it; of the findings, this one is looked at, without the long list of what it is not."""
+    """As the audit's screen tells it; of the findings, this one is looked at."""
     found = tuple(f for f in findings if f.code == code)
     assert found, f"{code}: got {[f.code for f in findings]}"
     outcome = worst([f.outcome for f in found])

@@ -165,29 +165,32 @@ def moved(a: np.ndarray, gap: float, by: np.ndarray) -> np.ndarray:
     return after(low)
 
 
-def steps_of(gaps: list[float], lags: list[int] | None, seed: int = 3) -> Rollouts:
-    """A run whose mean |d| at each step is the one given: 24 replies of 40 tokens a step."""
-    rng = np.random.default_rng(seed)
-    parts: list[Rollouts] = []
-    for step, gap in enumerate(gaps, 1):
-        for k in range(24):
+def steps_of(run: dict[str, Any], replies: int = 24) -> Evidence:
+    """A run whose mean |d| at each step is the one given, in replies of 40 tokens."""
+    rng = np.random.default_rng(3)
+    lags, total = run.get("version_lag"), None
+    for step, gap in enumerate(run["mean_abs_delta"], 1):
+        norms = [{"weight_norm": run[k][step - 1]} if k in run else {} for k in ("engine_norm", "trainer_norm")]
+        parts: list[Rollouts] = []
+        for k in range(replies):
             a = -rng.exponential(1.0, 40) - 0.05
             b = moved(a, gap, rng.standard_normal(40))
             more: dict[str, Any] = {}
             if lags is not None:
                 more = {"versions": np.full(40, step - 1 - lags[step - 1]), "scorer_version": step - 1}
-            parts.append(reply(a, b, f"{step}-{k}", step=step, **more))
-    return concat(parts)
+            parts.append(reply(a, b, f"{step}-{k}", prints=(norms[0], norms[1]), step=step, **more))
+        one = survey_of(concat(parts), ("sampler", "old"))
+        total = one if total is None else total
+        if total is not one:
+            total.add(one)
+    assert total is not None
+    return evidence_of(total)
 
 
 @pytest.mark.parametrize("run", ["a_sync_every_1", "b_sync_every_4", "c_sleep_mode", "d_control"])
 def test_c32_the_engine_never_got_the_new_weights(run: str) -> None:
     given, wanted = CASES["C32"]["input"]["runs"][run], CASES["C32"]["expected"]
-    rollouts = steps_of(given["mean_abs_delta"], given.get("version_lag"))
-    if "engine_norm" in given:
-        sampler = replace(rollouts.scorings["sampler"], fingerprint={"weight_norm": given["engine_norm"][0]})
-        rollouts = rollouts.with_scoring("sampler", sampler)
-    found = judged(rollouts)
+    found = {f.code: f for f in weigh(steps_of(given))}
     if wanted["verdicts"][run] == "pass":
         assert not causes(found)
         return
@@ -203,6 +206,16 @@ def test_c32_the_engine_never_got_the_new_weights(run: str) -> None:
     assert not any("staleness" in rival for rival in finding.rivals)
     if given.get("version_lag"):
         assert any(gone.startswith("ordinary staleness") for gone in finding.ruled_out)
+
+
+def test_c32_one_reply_a_step_is_described_and_not_decided_without_norms() -> None:
+    runs = CASES["C32"]["input"]["runs"]
+    few = {f.code: f for f in weigh(steps_of(runs["c_sleep_mode"], replies=1))}
+    assert few["engine-never-updated"].outcome is Outcome.INCONCLUSIVE
+    # a norm that never moves beside one that does is a mark of its own
+    norms = {f.code: f for f in weigh(steps_of(runs["a_sync_every_1"], replies=1))}
+    assert norms["engine-never-updated"].outcome is Outcome.DRIFT
+    assert not causes({f.code: f for f in weigh(steps_of(runs["d_control"], replies=1))})
 
 
 def c34(configs: bool) -> Rollouts:

@@ -51,7 +51,7 @@ class Batch:
         found = self.rows(name)
         if i >= len(found):
             raise ValueError(f"column {name!r} has {len(found)} rows; this is the one after")
-        return np.asarray(found[i])
+        return wide(np.asarray(found[i]))
 
     def object(self, name: str, i: int) -> Any:
         values = self.objects.get(name)
@@ -68,7 +68,12 @@ def _listed(value: Any) -> list[Any] | None:
 
 
 def fields(value: Any, place: str) -> dict[str, Any]:
-    """Its leaves by name. Errors: `ContentError` for a form that is not read."""
+    """Its leaves by name; bytes, also those of a `BytesIO`, are opened first.
+
+    Errors: `ContentError` for a form that is not read.
+    """
+    if isinstance(value, Opaque) and value.name == "BytesIO" and isinstance(value.state, tuple) and value.state:
+        value = value.state[0]
     if isinstance(value, bytes):
         value = loads(value, place)
     if isinstance(value, dict):
@@ -160,6 +165,11 @@ def run_of_ones(mask: NDArray[Any], name: str = "attention_mask") -> slice:
     if at[-1] - at[0] + 1 != len(at):
         raise ValueError(f"{name} has a hole at position {int(np.flatnonzero(mask[at[0] :] == 0)[0] + at[0])}")
     return slice(int(at[0]), int(at[-1]) + 1)
+
+
+def wide(values: NDArray[Any]) -> NDArray[Any]:
+    """Half precision as single, which columns have; the values stay on the grid of their type."""
+    return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 def whole_numbers(ids: NDArray[Any], name: str = "token ids") -> NDArray[Any]:

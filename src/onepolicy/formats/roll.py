@@ -42,7 +42,8 @@ _STEP = re.compile(r"step_(\d{1,18})\.\w+$")
 
 
 def claims(path: str, head: bytes, names: Sequence[str]) -> bool:
-    return b"roll.distributed.scheduler.protocol" in head
+    """A pickle of ROLL's own `DataProto`."""
+    return head.startswith(b"\x80") and b"roll.distributed.scheduler.protocol" in head
 
 
 def shards(paths: Sequence[str]) -> list[Shard]:
@@ -66,8 +67,6 @@ def _batch(path: str, value: Any) -> Batch:
     if not isinstance(value, Opaque) or value.name != "DataProto" or not isinstance(value.state, tuple):
         raise ContentError(f"{path}: got {value!r:.100}, wanted a DataProto of ROLL")
     buffer, objects, *_, about = (*value.state, None, None)[: max(3, len(value.state))]
-    if isinstance(buffer, Opaque) and buffer.name == "BytesIO" and isinstance(buffer.state, tuple) and buffer.state:
-        buffer = buffer.state[0]
     return Batch(path, fields(buffer, path), objects, about)
 
 

@@ -49,7 +49,9 @@ _CLASSES = ("TensorBatch", "TrainingInputBatch", "TrainingOutputBatch")
 
 
 def claims(path: str, head: bytes, names: Sequence[str]) -> bool:
-    return b"training_batch" in head and (b"TrainingInputBatch" in head or b"TensorBatch" in head)
+    """A pickle of a batch of SkyRL's `training_batch`."""
+    named = b"TrainingInputBatch" in head or b"TensorBatch" in head
+    return head.startswith(b"\x80") and b"training_batch" in head and named
 
 
 def shards(paths: Sequence[str]) -> list[Shard]:

@@ -67,7 +67,10 @@ def _has(head: bytes, key: str) -> bool:
 
 
 def shards(paths: Sequence[str]) -> list[Shard]:
-    """Files of one rollout together: those of one dump whose names have one number (`3.pt`, `3_rank0.pt`)."""
+    """Files of one rollout together: those of one dump whose names have one number (`3.pt`, `3_rank0.pt`), or none.
+
+    What they hold decides in the end: values of two rollouts in one shard are not joined.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         groups.setdefault(_group(path), []).append(path)
@@ -83,7 +86,7 @@ def _group(path: str) -> tuple[str, str]:
     stem = os.path.splitext(file)[0]
     numbers = re.findall(r"\d+", _NOT_THE_ID.sub(" ", stem))
     kind = "eval" if "eval" in stem else ""
-    return root, f"{kind} {numbers[0]}" if numbers else path
+    return root, f"{kind} {numbers[0]}" if numbers else kind
 
 
 def _order(group: tuple[str, str]) -> tuple[str, int, str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import RawColumn, RawRecord, flags, floats
-from onepolicy.formats.batches import own_tokens, put, scored, whole_numbers
+from onepolicy.formats.batches import own_tokens, put, scored, whole_numbers, wide
 from onepolicy.formats.inert import Opaque
 from onepolicy.formats.unpickle import Array, Tensor, array
 
@@ -52,12 +52,12 @@ def _values(sample: Any) -> list[Any]:
 
 def ids_of(value: Any) -> NDArray[Any]:
     """Token ids, whole numbers. Errors: `ValueError`, `ContentError`."""
-    return whole_numbers(array(value), "tokens")
+    return whole_numbers(array(value, "tokens"), "tokens")
 
 
 def numbers(value: Any) -> NDArray[Any]:
-    """A token column. None in it is kept as NaN by `array`; here it is told apart (`column`)."""
-    return array(value).reshape(-1)
+    """A mask, offsets, a tensor of log-probs: one dimension. Errors: `ContentError`."""
+    return wide(array(value).reshape(-1))
 
 
 def column(value: Any) -> RawColumn:

@@ -85,7 +85,7 @@ def array(value: Any, place: str = "") -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, (list, tuple)):
-        raise ContentError(f"{place}: got {_kind(value)}, wanted numbers")
+        raise ContentError(f"{place}: got {_kind(value)}, wanted numbers".removeprefix(": "))
     return _damage_named(lambda: np.array([np.nan if x is None else x for x in value]), place)
 
 

@@ -52,7 +52,7 @@ _STEP = re.compile(r"(?:^|[/\\])(\d+)[/\\](?:\d+[/\\])?[^/\\]+$")
 
 def claims(path: str, head: bytes, names: Sequence[str]) -> bool:
     """A pickle of `verl.protocol.DataProto`, or torch's file of a `tensordict` with its `keys` and `tags`."""
-    if b"verl.protocol" in head and b"DataProto" in head:
+    if head.startswith(b"\x80") and b"verl.protocol" in head and b"DataProto" in head:
         return True
     return head.startswith(b"PK") and b"tensordict" in head and (b"tq_batch" in head or path.endswith("tq_batch.pt"))
 
@@ -116,7 +116,9 @@ def _record(batch: Batch, i: int) -> RawRecord:
 
 def _tokens(batch: Batch, i: int) -> tuple[NDArray[Any], int, slice, int, NDArray[Any] | None]:
     """Ids, prompt tokens, where the reply lies in its columns, padding, and which columns of the batch are tokens."""
-    prompt, response = batch.row("prompts", i), batch.row("responses", i)
+    response = batch.row("responses", i)
+    whole = batch.row("input_ids", i) if batch.has("input_ids") and not batch.has("prompts") else None
+    prompt = batch.row("prompts", i) if whole is None else whole[: len(whole) - len(response)]
     if isinstance(batch.tensors["responses"], Jagged):
         ids = whole_numbers(np.concatenate([prompt, response]))
         return ids, len(prompt), slice(0, len(response)), 0, None

@@ -86,19 +86,23 @@ def places(spots: Sequence[Spot]) -> list[dict[str, Any]]:
 
 
 def place(spots: Sequence[Spot]) -> str:
-    """The first few in words, each record once with its positions."""
-    by_record: dict[tuple[str, str], list[int]] = {}
+    """The first few in words, each record once with its positions: in the reply, where they are in the reply."""
+    by_record: dict[tuple[str, str], list[Spot]] = {}
     for s in spots:
-        by_record.setdefault((s.record, s.place), []).append(s.position)
-    words = [_words(record, at, positions) for (record, at), positions in list(by_record.items())[:_NAMED]]
+        by_record.setdefault((s.record, s.place), []).append(s)
+    words = [_words(record, at, some) for (record, at), some in list(by_record.items())[:_NAMED]]
     return "; ".join(words)
 
 
-def _words(record: str, at: str, positions: Sequence[int]) -> str:
+def _words(record: str, at: str, spots: Sequence[Spot]) -> str:
     named = f"record {record}" if record else ""
-    inside = [str(p) for p in positions if p >= 0][:_NAMED]
+    inside = [s for s in spots if s.position >= 0][:_NAMED]
+    replies = [note_of(s).get("reply_position", -1) for s in inside]
     if inside:
-        named += f", position{'s' if len(inside) > 1 else ''} {', '.join(inside)}"
+        of_reply = min(replies) >= 0
+        positions = replies if of_reply else [s.position for s in inside]
+        what = f"{'reply ' if of_reply else ''}position{'s' if len(inside) > 1 else ''}"
+        named += f", {what} {', '.join(str(p) for p in positions)}"
     return f"{named} ({at})" if at and named else at or named
 
 

@@ -26,6 +26,8 @@ _LEAST_REAL = -40.0
 _AGREES, _ABOVE, _ROOM = 0.1, 0.3, 1.02
 #: Tokens of each kind, and shares of them.
 _LEAST, _MOSTLY, _HARDLY, _OFTEN = 16, 0.95, 0.02, 0.5
+#: Of tokens between, where the sampled one is the likeliest more often than not, this share lies above too.
+_SOME, _OF_MIDDLE = 3, 0.08
 #: Correlation of the two sides at the unlikely tokens above which one only stretches the other.
 _FOLLOWS = 0.7
 
@@ -45,7 +47,7 @@ def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
     key = f"top:{side}:"
     low = np.flatnonzero((y < _SELDOM) & (y > _LEAST_REAL))
     out.count(key + "low", len(low))
-    u, v = x[low], y[low]
+    u, v = np.maximum(x[low], _LEAST_REAL), y[low]
     above = u - v > _ABOVE
     for part, terms in (("u", u), ("v", v), ("uu", u * u), ("vv", v * v), ("uv", u * v)):
         out.sums[key + part] = out.sums.get(key + part, 0) + total_of(terms)
@@ -53,6 +55,9 @@ def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
     out.count(key + "below", int((v - u > _ABOVE).sum()))
     with np.errstate(over="ignore"):
         out.count(key + "too much", int((above & (np.exp(u) + np.exp(v) > _ROOM)).sum()))
+    middle = (y <= _SURELY) & (y >= _SELDOM)
+    out.count(key + "middle", int(np.count_nonzero(middle)))
+    out.count(key + "middle above", int(np.count_nonzero(middle & (x - y > _ABOVE))))
     sure = y > _SURELY
     out.count(key + "sure", int(np.count_nonzero(sure)))
     out.count(key + "agree", int(np.count_nonzero(sure & (pair.gap < _AGREES))))
@@ -71,6 +76,9 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
         return None
     if n["above"] < _OFTEN * n["low"] or n["below"] > _HARDLY * n["low"] or n["too much"] > _HARDLY * n["above"]:
         return None
+    middle, middle_above = (total.counts.get(f"top:{side}:{k}", 0) for k in ("middle", "middle above"))
+    if middle_above < max(_SOME, _OF_MIDDLE * middle):
+        return None  # single low tokens of the other side are outliers
     if abs(_correlation(total, side, n["low"])) > _FOLLOWS:
         return None
     first = total.spots.get(f"top:{side}:first", [])

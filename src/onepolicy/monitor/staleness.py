@@ -51,6 +51,11 @@ class Versions:
     def behind(self) -> Array:
         return self.known & (self.lag > 0)
 
+    @property
+    def _by_token(self) -> bool:
+        """Whether a reply can hold more than one version at all."""
+        return self.batch.versions is not None and self.batch.versions.shape[-1] > 1
+
     @cached_property
     def changed(self) -> Array:
         """`[b, T]` tokens of another version than the first one of their reply whose version is known."""
@@ -60,8 +65,9 @@ class Versions:
     def counts(self) -> Array:
         """In the order of `vector.VERSIONS`."""
         kind, ahead = self.kind, self.known & (self.lag < 0)
-        behind = kind.xp.where(self.behind, self.lag, self.zero)
-        return kind.stack([kind.count(self.known), behind.sum(), kind.count(self.changed.any(-1)), kind.count(ahead)])
+        behind = kind.xp.where(self.behind, self.lag, self.zero).sum()
+        mixed = kind.count(self.changed.any(-1)) if self._by_token else behind * 0
+        return kind.stack([kind.count(self.known), behind, mixed, kind.count(ahead)])
 
     def greatest(self) -> tuple[Array, Array]:
         """(the largest lag, the newest version)."""
@@ -73,6 +79,9 @@ class Versions:
         """(greatest, minus least) number of a reply's tokens before its first change of version; -inf for none, and
         where tokens of unknown versions stand before it."""
         kind, xp = self.kind, self.kind.xp
+        if not self._by_token:
+            none = self.zero.sum() - math.inf
+            return none, none
         at = kind.first(self.changed)
         before = kind.take(self.mask.cumsum(-1), at) - 1.0
         holes = self.mask & ~self.known & (self.known.cumsum(-1) > 0)

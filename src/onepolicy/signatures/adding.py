@@ -16,7 +16,7 @@ import numpy as np
 from onepolicy.counted import Counted
 from onepolicy.grid import segment_sums, to_float
 from onepolicy.profiles.base import Seen
-from onepolicy.types import FloatArray
+from onepolicy.types import FloatArray, IntArray
 
 #: Products of a sequence's sums are large: they are added in units of this.
 _UNIT = 2.0**16
@@ -46,6 +46,16 @@ def of_sequences(seen: Seen, x: FloatArray, inside: Any = None) -> FloatArray:
     """`[S]` sums of `x` over each sequence's tokens, each made of that sequence alone. `inside`: the tokens of `x`."""
     where = seen.sequence if inside is None else seen.sequence[inside]
     return np.bincount(where, x, len(seen.rollouts)).astype(np.float64)
+
+
+def cell_sums(seen: Seen, cell: IntArray, cells: int, x: FloatArray) -> list[int]:
+    """Grid totals of `x` `[N]` by cell `[N]`: each sequence's sums first, made of that sequence alone."""
+    size = len(seen.rollouts)
+    table = np.bincount(seen.sequence * cells + cell, x, size * cells).reshape(size, cells)
+    flat = np.ascontiguousarray(table.T, dtype=np.float64).reshape(-1)
+    starts = np.arange(cells, dtype=np.int64) * size
+    sums = segment_sums(flat, starts, np.full(cells, size, dtype=np.int64))
+    return [sums.to_int(i) for i in range(cells)]
 
 
 def keep_gram(counted: Counted, name: str, columns: Mapping[str, FloatArray]) -> None:

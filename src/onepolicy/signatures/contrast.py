@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from onepolicy.codes import finding
 from onepolicy.codes.kind import OPEN, WARN
+from onepolicy.intervals import t_quantile
 from onepolicy.profiles.base import Bins
 from onepolicy.types import Finding
 
-#: Standard errors between two means before they differ. Some 20 signatures look at a dump, several ways each: 5 keeps
-#: all of them together below 1 false alarm in 1,000 even where 20 sequences make the error itself uncertain.
-SURE = 5.0
+#: Standard errors between two means before they differ, and the chance that each comparison may err by. Some 20
+#: signatures look at a dump, two ways each: all of them together stay below 1 false alarm in 1,000.
+SURE, CHANCE = 5.0, 2.5e-5
 #: And how much larger: what rounding does by itself differs between kinds of tokens by a third or so.
 RATIO = 1.5
 #: Sequences on each side; with fewer a shape is described and nothing is decided (`CORE.md`: 20 effective clusters).
@@ -43,7 +45,12 @@ class Contrast:
     @property
     def larger(self) -> bool:
         """The gap is larger at `other`, beyond chance and by more than rounding differs."""
-        return self.z >= SURE and self.ratio >= RATIO
+        return self.clear and self.ratio >= RATIO
+
+    @property
+    def clear(self) -> bool:
+        """Beyond chance."""
+        return self.z >= needed(self.sequences)
 
     @property
     def enough(self) -> bool:
@@ -56,6 +63,12 @@ class Contrast:
             f"tokens_{base}": self.n_base, "ratio_on_token_scale": _finite(self.ratio), "std_errors": _finite(self.z),
             "share_of_gap": self.share,
         }  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def needed(sequences: int) -> float:
+    """Standard errors that are beyond chance where the error itself comes from so many sequences (Student's t)."""
+    return max(SURE, t_quantile(1 - CHANCE, sequences - 1)) if sequences >= 2 else math.inf
 
 
 def _finite(x: float) -> float | None:

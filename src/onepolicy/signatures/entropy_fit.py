@@ -13,6 +13,7 @@ a + H), or over tokens weighted as if it had.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +46,9 @@ def look(out: Counted, side: str, own: FloatArray, seen: Seen) -> None:
         out.count(f"{side}{name}:tokens", len(d[group]))
         keep(out, **{f"{side}{name}:{k}": values[group] for k, values in products.items()})
     weight = np.exp(np.clip(d if side == "b" else -d, -5.0, 5.0))
-    slopes = {"x": x, "dx": d * x, "xx": x * x, "wx": weight * x, "wdx": weight * d * x, "wxx": weight * x * x}
-    keep(out, **{f"{side}:{k}": slopes[k] for k in ("x", "wx", "wdx", "wxx")})
+    slopes = {k: products[k] for k in ("dx", "xx", "xv")} | {"x": x}
+    slopes |= {f"w{k}": weight * values for k, values in slopes.items()}
+    keep(out, **{f"{side}:{k}": slopes[k] for k in ("x", "wx", "wdx", "wxx", "wxv")})
     keep_gram(out, side, {k: of_sequences(seen, values, use) for k, values in slopes.items()})
 
 
@@ -79,7 +81,7 @@ def fit(seen: Counted, side: str) -> Fit | None:
     if best is None:
         return None
     ratio, share, n = best
-    slope, z = _slope(seen, side)
+    slope, z = _slope(seen, side, ratio)
     groups = [_searched(seen, side + name, side) for name in ("closed", "open")]
     return Fit(
         _of_slope(slope, side) or ratio,
@@ -105,20 +107,25 @@ def _searched(seen: Counted, name: str, side: str) -> tuple[float, float, int] |
     return float(ratios[best]), max(0.0, 1 - float(left[best]) / dd), n
 
 
-def _slope(seen: Counted, side: str) -> tuple[float | None, float]:
-    """The slope that has no remainder, None where neither this side nor the other drew the tokens; and its z."""
-    total = {k: read(seen, f"{side}:{k}") for k in ("x", "dx", "xx", "wx", "wdx", "wxx")}
-    for mean, dx, xx in (("x", "dx", "xx"), ("wx", "wdx", "wxx")):
-        if abs(total[mean]) <= 3 * spread(seen, side, {mean: 1.0}) and total[xx] > 0:
-            slope = total[dx] / total[xx]
-            return slope, _z(seen, side, dx, xx, slope, total[xx])
-    slope = total["dx"] / total["xx"]
-    return None, _z(seen, side, "dx", "xx", slope, total["xx"])
+def _slope(seen: Counted, side: str, ratio: float) -> tuple[float | None, float]:
+    """The slope that has no remainder, None where neither this side nor the other drew the tokens; and its z.
+
+    What is known of the constants (half of c^2 V at the ratio that was found) is taken off d first: it has no
+    covariance with a + H either, and leaves less noise.
+    """
+    total = {k: read(seen, f"{side}:{k}") for k in ("x", "dx", "xx", "xv", "wx", "wdx", "wxx", "wxv")}
+    half = 0.5 * (1 / ratio - 1) ** 2 if side == "a" else -0.5 * (1 - ratio) ** 2
+    for w in ("", "w"):
+        if abs(total[f"{w}x"]) <= 3 * spread(seen, side, {f"{w}x": 1.0}) and total[f"{w}xx"] > 0:
+            return _with_z(seen, side, w, total, half)
+    return None, _with_z(seen, side, "", total, half)[1]
 
 
-def _z(seen: Counted, side: str, dx: str, xx: str, slope: float, total: float) -> float:
-    error = spread(seen, side, {dx: 1.0, xx: -slope}) / total
-    return abs(slope) / error if error > 0 else 0.0
+def _with_z(seen: Counted, side: str, w: str, total: Mapping[str, float], half: float) -> tuple[float, float]:
+    dx, xx, xv = f"{w}dx", f"{w}xx", f"{w}xv"
+    slope = (total[dx] + half * total[xv]) / total[xx]
+    error = spread(seen, side, {dx: 1.0, xv: half, xx: -slope}) / total[xx]
+    return slope, abs(slope) / error if error > 0 else 0.0
 
 
 def _of_slope(slope: float | None, side: str) -> float | None:

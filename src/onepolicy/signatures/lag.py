@@ -7,7 +7,7 @@ from typing import Any
 from onepolicy.codes import finding
 from onepolicy.codes.kind import INFO, WARN
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import SEQUENCES, SURE, contrast
+from onepolicy.signatures.contrast import SEQUENCES, contrast
 from onepolicy.signatures.series import never_updated
 
 #: Older tokens have a gap of at least so many times that of fresh ones; from DOMINATES on it is most of the gap there.
@@ -28,7 +28,7 @@ def staleness(e: Evidence) -> Answer:
         return Answer("no", "the gap grows without end while the lag is bounded: the weights do not arrive")
     if held.ratio < TIMES:
         return Answer("no", f"tokens of lag 0 have as large a gap ({held.abs_base:.2g}; older {held.abs_other:.2g})")
-    if held.z < SURE or held.sequences < SEQUENCES:
+    if not held.clear or held.sequences < SEQUENCES:
         return Answer("unclear", f"older tokens have {held.ratio:.2g} times the gap, by {held.z:.1f} standard errors")
     evidence: dict[str, Any] = held.evidence("lag_0", "stale") | {
         "mean_abs_by_lag": {k: bins.mean(k) for k in bins.labels()}

@@ -16,13 +16,14 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures.adding import clipped, keep, read
+from onepolicy.signatures.adding import cell_sums, clipped, read
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import switched_off, switched_on, told
 
 #: Upper edges of the probability strata.
 STRATA = (0.003, 0.03, 0.15, 0.4, 0.7, 0.9, 0.97, 0.995)
 CLASSES = ("new", "prompt", "reply 1", "reply 2", "reply 3")
+_CELLS = [f"{k}:{name}" for k in range(len(STRATA) + 1) for name in CLASSES]
 #: z of the difference within strata, and the share of the mean square gap that repeats explain beyond the strata.
 CLEAR, SHARE = 6.0, 0.1
 #: Repeats and new tokens that must be there.
@@ -40,12 +41,13 @@ def look(seen: Seen) -> Counted:
     # the other side is the less penalised one where the sampler is penalised: neither side alone says how likely it was
     level = np.searchsorted(np.log(STRATA), np.maximum(seen.a, seen.b))
     d = clipped(seen.d)
-    for k in range(len(STRATA) + 1):
-        for g, name in enumerate(CLASSES):
-            x = d[(level == k) & (group == g)]
-            if len(x):
-                out.count(f"{k}:{name}", len(x))
-                keep(out, **{f"{k}:{name}:d": x, f"{k}:{name}:dd": x * x})
+    cell = level * len(CLASSES) + group
+    n = np.bincount(cell, minlength=len(_CELLS))
+    sums = {what: cell_sums(seen, cell, len(_CELLS), x) for what, x in (("d", d), ("dd", d * d))}
+    for k in np.flatnonzero(n).tolist():
+        out.count(_CELLS[k], int(n[k]))
+        for what, totals in sums.items():
+            out.sums[f"{_CELLS[k]}:{what}"] = totals[k]
     return out
 
 

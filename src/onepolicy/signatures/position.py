@@ -12,7 +12,7 @@ from onepolicy.codes import finding
 from onepolicy.codes.kind import OPEN, WARN
 from onepolicy.profiles.base import Bins
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import SEQUENCES, SURE, told
+from onepolicy.signatures.contrast import SEQUENCES, needed, told
 from onepolicy.types import Finding
 
 #: The last quarter against the first, on the tokens' own scale, and that it still grows from the third quarter on.
@@ -47,8 +47,9 @@ def _grows(e: Evidence) -> Answer:
     against = _against(e, scaled, growth, trend)
     if against:
         return Answer("no", against)
-    enough = min(q.get("x", "sequences") for q in quarters) / 4 >= SEQUENCES
-    if enough and z < SURE:
+    sequences = min(q.get("x", "sequences") for q in quarters) // 4
+    enough = sequences >= SEQUENCES
+    if sequences > 1 and z < needed(sequences):
         return Answer("unclear", f"the gap grows {growth:.2g} times along the reply, by {z:.1f} standard errors only")
     evidence: dict[str, Any] = {
         "mean_abs_by_quarter": [q.mean("x") for q in quarters], "grows_with_position": True,

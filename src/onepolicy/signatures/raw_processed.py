@@ -46,8 +46,8 @@ def look(seen: Seen) -> Counted:
     n = lambda mask: int(np.count_nonzero(mask))
     zero = (seen.a == 0.0) & (seen.b < CERTAIN)
     alone = _alone(seen)
-    for k, name in enumerate((*SEMANTICS, "undeclared")):
-        here = codes[seen.sequence] == k
+    for k in np.unique(codes).tolist():
+        name, here = (*SEMANTICS, "undeclared")[k], codes[seen.sequence] == k
         out.count(f"{name}:tokens", n(here))
         out.count(f"{name}:zero", n(here & zero & (seen.b >= ALONE)))
         out.count(f"{name}:zero far", n(here & zero & (seen.b < ALONE)))
@@ -74,7 +74,10 @@ def _alone(seen: Seen) -> BoolArray:
     col = seen.rollouts.records.get("top_p")
     if col is None:
         return np.zeros(len(seen), dtype=bool)
-    values = np.where(col.mask(), col.values, 1.0)[seen.sequence]
+    values = np.where(col.mask(), col.values, 1.0)
+    if not (values < 1.0).any():
+        return np.zeros(len(seen), dtype=bool)
+    values = values[seen.sequence]
     with np.errstate(over="ignore"):
         p = np.exp(seen.b)
     return (values < 1.0) & (p > values + MARGIN) & (p < 1 - MARGIN)

@@ -12,7 +12,7 @@ from onepolicy.profiles.base import Seen
 from onepolicy.profiles.bins import reused
 from onepolicy.rows import MISSING, Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, told
+from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, needed, told
 from onepolicy.signatures.scale import spots
 from onepolicy.types import BoolArray, FloatArray
 
@@ -110,7 +110,7 @@ def _since(e: Evidence) -> tuple[str, int] | None:
         first = next((i for i, x in enumerate(larger) if x), None)
         if first:
             before, after = (rows[rows[column] < values[first]], rows[rows[column] >= values[first]])
-            if _row_z(before) < SURE / 2 and _row_contrast(before) < 1.2 and _row_z(after) >= SURE:
+            if _row_z(before) < SURE / 2 and _row_contrast(before) < 1.2 and _row_z(after) >= needed(len(after) // 2):
                 return name, int(values[first])
         return None
     return None

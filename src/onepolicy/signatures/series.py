@@ -66,7 +66,9 @@ def never_updated(e: Evidence) -> Answer:
     steps = bins.labels() if bins is not None else []
     if bins is None or len(steps) < STEPS:
         return Answer("lacks", f"needs {STEPS} steps or more (column step)")
-    went = course([bins.mean(s, "scaled") for s in steps])
+    went, raw = (course([bins.mean(s, what) for s in steps]) for what in ("scaled", "abs"))
+    if not went.keeps_growing and raw.keeps_growing and went.growth >= GROWTH:
+        went = raw  # few tokens a step: what the token scale adds of noise can hide the order of the steps
     norms = _norms(e)
     if not went.keeps_growing:
         return Answer("no", f"from the first steps to the last the gap is {went.growth:.2g} times as large")
@@ -74,14 +76,16 @@ def never_updated(e: Evidence) -> Answer:
     if lags and max(lags) > BOUNDED and lags[-1] - lags[0] > 0.5 * len(lags) and not _one_version(e):
         return Answer("no", "the declared lag grows with it: staleness as declared")
     held = contrast(bins, steps[: max(1, len(steps) // 4)], steps[-max(1, len(steps) // 4) :])
-    if held is None or held.z < SURE:
+    fixed = norms.get("engine_norm_constant", False) and norms["trainer_norm_moves"]
+    if held is None or not (held.clear or fixed or went.trend > 0.99):
         return Answer("unclear", "the gap grows over the steps, but not beyond chance")
+    sure = fixed or (held.enough and held.clear)
     evidence: dict[str, Any] = {
         "mean_abs_by_step": {s: bins.mean(s) for s in steps}, "growth": went.growth, "late_growth": went.late_growth,
         "declared_lag_by_step": lags or None, "change_point_step": steps[went.jump] if went.jump else None,
         "change_point_index": went.jump, **norms,
     }  # fmt: skip
-    out = told("engine-never-updated", _said(bins, steps, went, lags), held.enough, evidence=evidence, **_ruled(lags))
+    out = told("engine-never-updated", _said(bins, steps, went, lags), sure, evidence=evidence, **_ruled(lags))
     return Answer("fits", "the gap grows without end", out, 1 - 1 / went.growth)
 
 
@@ -109,7 +113,12 @@ def _norms(e: Evidence) -> dict[str, Any]:
     """Weight norms that the dump declares, by side."""
     out = {f"{n}_weight_norm": e.facts[f"{n}_weight_norm"] for n in e.names if f"{n}_weight_norm" in e.facts}
     sampler = out.get(f"{e.names[0]}_weight_norm")
-    return out | ({"engine_norm_constant": len(sampler) == 1} if sampler else {})
+    if not sampler:
+        return out
+    return out | {
+        "engine_norm_constant": len(sampler) == 1,
+        "trainer_norm_moves": len(out.get(f"{e.names[1]}_weight_norm", ())) > 1,
+    }
 
 
 def lags_by_step(e: Evidence) -> list[float]:
@@ -132,7 +141,7 @@ def jumped(e: Evidence) -> Answer:
     if went.keeps_growing:
         return Answer("no", "after the jump the gap goes on growing")
     held = contrast(bins, steps[: went.jump], steps[went.jump :])
-    if held is None or held.z < SURE:
+    if held is None or not held.clear:
         return Answer("unclear", f"the gap jumps at step {steps[went.jump]}, but not beyond chance")
     message = (
         f"at step {steps[went.jump]} the gap goes from {held.abs_base:.2g} to {held.abs_other:.2g} and stays there"

@@ -41,16 +41,17 @@ def look(seen: Seen) -> Counted:
     out.count("tokens", len(d))
     out.count("sequences", int((seen.counts > 0).sum()))
     _moments(out, "chosen", d, np.maximum(seen.a, -100.0), seen)
-    keep(out, b=np.maximum(seen.b, -100.0), bb=np.maximum(seen.b, -100.0) ** 2)
+    b = np.maximum(seen.b, -100.0)
+    keep(out, b=of_sequences(seen, b), bb=of_sequences(seen, b * b))
     for side, values in (("a", seen.a), ("b", seen.b)):
         entropy_fit.look(out, side, values, seen)
     return out
 
 
 def _moments(out: Counted, name: str, d: FloatArray, a: FloatArray, seen: Seen) -> None:
-    keep(out, **{f"{name}:d": d, f"{name}:a": a, f"{name}:dd": d * d, f"{name}:ad": a * d, f"{name}:aa": a * a})
-    parts = {"n": np.ones(len(d)), "d": d, "a": a, "ad": a * d, "aa": a * a}
-    keep_gram(out, name, {k: of_sequences(seen, v) for k, v in parts.items()})
+    parts = {k: of_sequences(seen, x) for k, x in {"d": d, "a": a, "ad": a * d, "aa": a * a}.items()}
+    keep(out, **{f"{name}:{k}": x for k, x in parts.items()}, **{f"{name}:dd": of_sequences(seen, d * d)})
+    keep_gram(out, name, parts | {"n": seen.counts.astype(np.float64)})
 
 
 def judge(evidence: Evidence) -> Answer:

@@ -45,10 +45,10 @@ def look(seen: Seen) -> Counted:
     out.count("tokens", len(d))
     out.count("sequences", int((seen.counts > 0).sum()))
     ratio = np.expm1(d)
-    keep(out, d=d, abs=np.abs(d), ratio=ratio, back=np.expm1(-d))
     out.count("outside", int((np.abs(ratio) > 0.1).sum()))
-    counts = {"n": np.ones(len(d)), "ratio": ratio, "back": np.expm1(-d)}
-    keep_gram(out, "ratio", {k: of_sequences(seen, v) for k, v in counts.items()})
+    sums = {"ratio": of_sequences(seen, ratio), "back": of_sequences(seen, -ratio / (1 + ratio))}
+    keep(out, d=of_sequences(seen, d), **sums)
+    keep_gram(out, "ratio", sums | {"n": seen.counts.astype(np.float64)})
     bound = _declared_bound(seen)
     for side, lower, own, other in (("a", d, seen.a, seen.b), ("b", -d, seen.b, seen.a)):
         _one_side(out, side, lower, own, other, bound)
@@ -80,8 +80,9 @@ def _one_side(out: Counted, side: str, d: FloatArray, own: FloatArray, other: Fl
         out.count(f"{side}:beyond", n(d < bound - ROUNDING))
         out.count(f"{side}:near bound", n(told_here & (d < 0.7 * bound) & (d >= bound - ROUNDING)))
     bins = np.minimum((-d[lower] / _STEP).astype(np.int64), _BINS)
-    for k, many in zip(*(x.tolist() for x in np.unique(bins, return_counts=True)), strict=True):
-        out.count(f"{side}:bin:{k}", many)
+    many = np.bincount(bins, minlength=1)
+    for k in np.flatnonzero(many).tolist():
+        out.count(f"{side}:bin:{k}", int(many[k]))
 
 
 def _kept_sets(out: Counted, seen: Seen) -> None:

@@ -12,6 +12,8 @@ from onepolicy.types import Finding
 
 #: Of two rivals that both fit, the one that explains this many times as much of the gap is named; else neither.
 CLEARLY = 1.5
+#: So many of the causes that are none are named with the one that is; `Weighed.answers` has all.
+SHOWN = 4
 #: A cause that explains this share of the gap leaves no room for signatures that describe what is left, by `last`.
 ROOM = {0: 2.0, 1: 0.2, 2: 0.02}
 #: The rank of findings about what log-probs mean.
@@ -98,9 +100,18 @@ def unclear(keys: list[str], fits: Mapping[str, Answer]) -> Finding:
 def _with_ruled_out(
     answer: Answer, signatures: Mapping[str, Signature], answers: Mapping[str, Answer], beaten: list[str]
 ) -> Finding:
-    """The finding, with why the other causes are none, and those that fit less well."""
+    """The finding, with those that fit less well and why others are none."""
     assert answer.finding is not None
-    gone = tuple(f"{signatures[k].code}: {a.why}" for k, a in answers.items() if a.verdict == "no" and a.why)
+    rivals = _rivals_of(answer, signatures)
+    order = sorted(answers, key=lambda k: k not in rivals)  # its rivals first, else in the order of the table
+    gone = tuple(f"{signatures[k].code}: {a.why}" for k in order if (a := answers[k]).verdict == "no" and a.why)
     less = tuple(f"{signatures[k].code}: it explains {answers[k].strength:.0%} of the gap" for k in beaten)
     kept = tuple(g for g in answer.finding.ruled_out if g not in gone)
-    return replace(answer.finding, ruled_out=(*kept, *less, *gone))
+    return replace(answer.finding, ruled_out=(*kept, *less, *gone[:SHOWN]))
+
+
+def _rivals_of(answer: Answer, signatures: Mapping[str, Signature]) -> set[str]:
+    """Signatures that leave the same mark as the one that answered."""
+    assert answer.finding is not None
+    own = {k for k, s in signatures.items() if s.code == answer.finding.code}
+    return {y for x in own for y in signatures if y != x and _rival(signatures, x, y)}

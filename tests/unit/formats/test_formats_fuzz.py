@@ -160,3 +160,16 @@ def test_thousands_of_brackets_and_huge_numbers(tmp_path: Path) -> None:
     path.write_text(f'{good}\n{"[" * 100_000}\n{{"token_ids": {"9" * 10_000}}}\n{good}\n')
     items = read_all(path, "")
     assert [type(x).__name__ for x in items] == ["RawRecord", "BrokenRecord", "BrokenRecord", "RawRecord"]
+
+
+@pytest.mark.parametrize(
+    "suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".parquet", ".pt", ".dp"]
+)
+def test_noise_under_any_name(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rank_0{suffix}"
+    starts = (b"", b"PAR1", b"{", b"[", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd", b"BZh9", b"PK\x03\x04", b"\x80\x04")
+    for seed, start in enumerate(starts * 3):
+        path.write_bytes(start + random.Random(seed).randbytes(1 + 300 * (seed % 3)))
+        found = detect([path])
+        assert len(found.shards) + len(found.unclaimed) == 1
+        read_all(path, "")
