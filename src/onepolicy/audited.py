@@ -62,7 +62,8 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
         survey.sums, load_preset(preset), reply_length or _median(evidence), seen, {}, _context(survey, dump)
     )
     weight = weighed(replace(evidence, above=tuple(f.code for f in seen)))
-    found = [*(_assumed(f) if bounds is None else f for f in report.findings), *weight.findings]
+    causes = [replace(f, origin="run") for f in weight.findings]  # kept when judged again
+    found = [*(_assumed(f) if bounds is None else f for f in report.findings), *causes]
     report = replace(report, findings=tuple(by_rank(_each_once(found))), outcome=worst([f.outcome for f in found]))
     tables = (*_profiles(evidence), *_sequences(evidence), *_causes(weight), *_what_if(survey, evidence, report))
     tables += _dashboard(survey)
@@ -81,7 +82,7 @@ def _each_once(found: Sequence[Finding]) -> list[Finding]:
 
 
 #: Findings that the Sums make of their counts of values.
-_OF_STATES = ("positive-logprob", "nonfinite-logprob", "missing-logprobs", "nothing-scored", "bf16-noise")
+_OF_STATES = ("positive-logprob", "nonfinite-logprob", "missing-logprobs", "nothing-scored")
 
 
 # -- files and records -----------------------------------------------------------------------------------------------
@@ -139,6 +140,7 @@ def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Rep
 def _context(survey: Survey, dump: Dump) -> dict[str, Any]:
     audit = {"uris": list(dump.uris), "formats": dict(dump.formats), "counts": dict(survey.dump.counts)}
     audit |= {"names": list(survey.names), "facts": survey.fact_values()}
+    audit["profiles"] = {key: bins.to_dict() for key, bins in survey.profiles.items()}
     return {"audit": audit, "tokens": _worst_tokens(survey, dump)}
 
 

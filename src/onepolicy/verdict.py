@@ -118,7 +118,7 @@ def rejudge(report: Report, bounds: str) -> Report:
     """A saved report under other bounds, from its Sums; what was seen while running is kept."""
     kept = [f for f in report.findings if f.origin == "run"]
     fresh = judged(report.sums, load(bounds), report.reply_length or 1, kept, report.fingerprints, report.context)
-    return replace(fresh, legs=report.legs, floor=report.floor)
+    return replace(fresh, legs=report.legs, floor=report.floor, listings=report.listings)
 
 
 def median_reply(pairs: LogprobPairs) -> int:

@@ -135,3 +135,8 @@ def test_c55_a_large_batch_is_looked_at_piece_by_piece() -> None:
     whole = shaped(0.05, 400, 55)
     pieces = [batch(whole.take(i)) for i in np.array_split(np.arange(400), 9)]
     assert codes(found(*pieces)) == codes(found(batch(whole))) == []
+
+
+def test_places_are_said_in_words() -> None:
+    (f,) = raised("C19")
+    assert "record some, reply positions 2, 4 (dump.jsonl:some)" in f.place

@@ -100,6 +100,12 @@ LISTS = {
     "sampling_mask": "sampling_mask",
     "routed_experts": "routed_experts",
     "rollout_routed_experts": "routed_experts",
+    "engine_routed_experts": "routed_experts",
+    "experts_engine": "routed_experts",
+    "scorer_routed_experts": "scorer_routed_experts",
+    "trainer_routed_experts": "scorer_routed_experts",
+    "train_routed_experts": "scorer_routed_experts",
+    "experts_trainer": "scorer_routed_experts",
 }
 _MODES = {"raw": "raw", "temperature": "temperature", "processed": "processed"}
 _MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}
