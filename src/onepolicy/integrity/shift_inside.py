@@ -13,7 +13,7 @@ from onepolicy.types import BoolArray, FloatArray, IntArray
 
 LAGS = (-2, -1, 1, 2)
 #: Tokens below this (nats) tell lags apart; near 0 every lag fits.
-_TELLING = -0.1
+TELLING = -0.1
 #: Values fit within this, and this share of their size.
 _FITS, _OF_SIZE = 0.05, 0.15
 #: Share of telling tokens that fit at lag 0 or at the lag; and that fit at the lag, and how many.
@@ -51,10 +51,10 @@ def shifted(
 
 def look_inside(out: Counted, batch: Batch, part: Part, which: BoolArray) -> None:
     """Counts the records of `which` `[R]` that split into a part without and a part with a lag, by lag."""
-    telling = part.a < _TELLING
+    telling = part.a < TELLING
     n = np.add.reduceat(telling.astype(np.int64), part.starts)
-    near = {k: _near(part, k) for k in (0, *LAGS)}
-    fit = {k: np.add.reduceat((x & telling).astype(np.int64), part.starts) for k, x in near.items()}
+    fitting = {k: _fitting(part, k) for k in (0, *LAGS)}
+    fit = {k: np.add.reduceat((x & telling).astype(np.int64), part.starts) for k, x in fitting.items()}
     for k in LAGS:
         good = which & (fit[0] + fit[k] >= _EXPLAINED * n) & (fit[k] >= np.maximum(_LEAST, _BEHIND * n))
         rival = np.max([fit[j] for j in LAGS if j != k], axis=0)  # text that repeats itself fits several
@@ -63,9 +63,14 @@ def look_inside(out: Counted, batch: Batch, part: Part, which: BoolArray) -> Non
         _count(out, batch, part, k, [(i, at) for i, at in splits if at is not None])
 
 
-def _near(part: Part, k: int) -> BoolArray:
+def near(x: FloatArray, y: FloatArray) -> BoolArray:
+    """Where two values may be the same token's."""
+    return np.abs(x - y) <= _FITS + _OF_SIZE * np.abs(x)
+
+
+def _fitting(part: Part, k: int) -> BoolArray:
     x, y, there = shifted(part.a, part.b, part.at, k, part.starts, part.lengths)
-    return there & (np.abs(x - y) <= _FITS + _OF_SIZE * np.abs(x))
+    return there & near(x, y)
 
 
 def _split(part: Part, i: int, k: int) -> int | None:
@@ -80,7 +85,7 @@ def _split(part: Part, i: int, k: int) -> int | None:
     rest = np.concatenate([[0.0], np.cumsum(behind)])
     cost = upto[:-1] + rest[-1] - rest[1:]  # the token at the split is left out
     m = int(cost.argmin())
-    telling = int((a[m + 1 :] < _TELLING).sum())
+    telling = int((a[m + 1 :] < TELLING).sum())
     if cost[m] > _LEFT * before.sum() or telling < _LEAST:
         return None
     return m

@@ -16,7 +16,7 @@ from onepolicy.counted import Counted
 from onepolicy.grid import GRID_BITS, to_float
 from onepolicy.integrity.base import Batch, Pair, Told, total_of
 from onepolicy.integrity.places import place, places, spot_records
-from onepolicy.integrity.shift_inside import Part, look_inside, shifted
+from onepolicy.integrity.shift_inside import TELLING, Part, look_inside, near, shifted
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
 
 LAGS = (-2, -1, 0, 1, 2)
@@ -27,6 +27,8 @@ _LEAST, _POOL = 8, 40
 #: The lag that fits has a mean gap under the first share of lag 0's, the next best one above the second; and this
 #: correlation, so much above lag 0's.
 _SHARE, _RIVAL, _CORRELATED, _BETTER = 0.25, 0.4, 0.9, 0.3
+#: Values that tell lags apart, at least, and the share of them that fits.
+_TELL, _FIT = 4, 0.7
 #: Spread (nats) below which any lag fits.
 _SPREAD = 0.2
 #: A gap is counted up to this, so that a fill value does not decide.
@@ -35,7 +37,8 @@ _CAP = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Lagged:
-    """`[S]` of each record at one lag: pairs, sums of the gap and of both values and their products, largest gap."""
+    """`[S]` of each record at one lag: pairs, sums of the gap and of both values and their products, largest gap;
+    values that tell lags apart, and those of them that fit."""
 
     n: FloatArray
     gap: FloatArray
@@ -45,6 +48,8 @@ class Lagged:
     aa: FloatArray
     bb: FloatArray
     ab: FloatArray
+    telling: FloatArray
+    fit: FloatArray
 
     @property
     def mean(self) -> FloatArray:
@@ -116,8 +121,11 @@ def _at_lag(a: FloatArray, b: FloatArray, at: IntArray, k: int, starts: IntArray
     add = lambda v: np.add.reduceat(np.where(there, v, 0.0), starts)
     gap = np.minimum(np.abs(x - y), _CAP)
     most = np.maximum.reduceat(np.where(there, gap, 0.0), starts)
+    telling, fit = x < TELLING, near(x, y)
     x, y = np.maximum(x, -_CAP), np.maximum(y, -_CAP)
-    return Lagged(add(np.ones(len(x))), add(gap), most, add(x), add(y), add(x * x), add(y * y), add(x * y))
+    sums = (np.ones(len(x)), gap, x, y, x * x, y * y, x * y, telling, telling & fit)
+    n, total_gap, *rest = (add(v) for v in sums)
+    return Lagged(n, total_gap, most, *rest)
 
 
 def _best(lagged: dict[int, Lagged]) -> IntArray:
@@ -130,6 +138,8 @@ def _best(lagged: dict[int, Lagged]) -> IntArray:
     corr, n = pick(lambda s: s.correlation), pick(lambda s: s.n)
     spread = pick(lambda s: s.aa / np.maximum(s.n, 1) - (s.a / np.maximum(s.n, 1)) ** 2)
     good = (order[0] < _SHARE * lagged[0].mean) & (order[1] > _RIVAL * lagged[0].mean) & (n >= _LEAST - 2)
+    telling, fit = pick(lambda s: s.telling), pick(lambda s: s.fit)
+    good &= (telling >= _TELL) & (fit >= _FIT * telling)  # not a correlation that one large value makes
     good &= (corr > _CORRELATED) & (corr - lagged[0].correlation > _BETTER) & (spread > _SPREAD**2)
     return np.where(good, np.array(LAGS)[which], 0)
 

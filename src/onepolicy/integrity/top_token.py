@@ -16,7 +16,7 @@ from onepolicy.counted import Counted
 from onepolicy.grid import to_float
 from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told, total_of
 from onepolicy.integrity.places import many, place, places, spot_tokens
-from onepolicy.types import Finding
+from onepolicy.types import Finding, IntArray
 
 #: Above this (nats) a token is the likeliest for sure; below the other, it seldom is.
 _SURELY, _SELDOM = math.log(0.5), math.log(0.2)
@@ -44,26 +44,35 @@ def look(batch: Batch) -> Counted:
 
 def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
     x, y = pair.of(side), pair.of("b" if side == "a" else "a")
-    key = f"top:{side}:"
-    low = np.flatnonzero((y < _SELDOM) & (y > _LEAST_REAL))
-    out.count(key + "low", len(low))
-    u, v = np.maximum(x[low], _LEAST_REAL), y[low]
-    above = u - v > _ABOVE
-    for part, terms in (("u", u), ("v", v), ("uu", u * u), ("vv", v * v), ("uv", u * v)):
-        out.sums[key + part] = out.sums.get(key + part, 0) + total_of(terms)
-    out.count(key + "above", int(above.sum()))
-    out.count(key + "below", int((v - u > _ABOVE).sum()))
-    with np.errstate(over="ignore"):
-        out.count(key + "too much", int((above & (np.exp(u) + np.exp(v) > _ROOM)).sum()))
-    middle = (y <= _SURELY) & (y >= _SELDOM)
+    key, over = f"top:{side}:", x - y > _ABOVE
+    low, middle, sure = (y < _SELDOM) & (y > _LEAST_REAL), (y <= _SURELY) & (y >= _SELDOM), y > _SURELY
+    out.count(key + "low", int(np.count_nonzero(low)))
+    out.count(key + "above", int(np.count_nonzero(low & over)))
+    out.count(key + "below", int(np.count_nonzero(low & (y - x > _ABOVE))))
     out.count(key + "middle", int(np.count_nonzero(middle)))
-    out.count(key + "middle above", int(np.count_nonzero(middle & (x - y > _ABOVE))))
-    sure = y > _SURELY
+    out.count(key + "middle above", int(np.count_nonzero(middle & over)))
     out.count(key + "sure", int(np.count_nonzero(sure)))
     out.count(key + "agree", int(np.count_nonzero(sure & (pair.gap < _AGREES))))
-    if above.sum() > _OFTEN * len(low):
-        picked = low[above]
-        spot_tokens(out, key + "first", batch, pair.at[picked], {"value": x[picked], "other": y[picked]})
+    over &= low
+    if not over.any():
+        return
+    record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)
+    often = np.bincount(record[over], minlength=len(pair.lengths)) >= _SOME
+    if often.any():
+        _look_closer(out, batch, pair, side, np.flatnonzero(low & often[record]))
+
+
+def _look_closer(out: Counted, batch: Batch, pair: Pair, side: Side, low: IntArray) -> None:
+    """The unlikely tokens `low` of records where this side is above at some."""
+    key = f"top:{side}:"
+    x, y = pair.of(side)[low], pair.of("b" if side == "a" else "a")[low]
+    u, above = np.maximum(x, _LEAST_REAL), x - y > _ABOVE
+    with np.errstate(over="ignore"):
+        out.count(key + "too much", int((above & (np.exp(u) + np.exp(y) > _ROOM)).sum()))
+    out.count(key + "closer", len(low))
+    for part, terms in (("u", u), ("v", y), ("uu", u * u), ("vv", y * y), ("uv", u * y)):
+        out.sums[key + part] = out.sums.get(key + part, 0) + total_of(terms)
+    spot_tokens(out, key + "first", batch, pair.at[low[above]], {"value": x[above], "other": y[above]})
 
 
 def judge(total: Counted, told: Told) -> list[Finding]:
@@ -72,14 +81,14 @@ def judge(total: Counted, told: Told) -> list[Finding]:
 
 def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     n = {k: total.counts.get(f"top:{side}:{k}", 0) for k in ("low", "above", "below", "too much", "sure", "agree")}
-    if min(n["low"], n["sure"]) < _LEAST or n["agree"] < _MOSTLY * n["sure"]:
+    if n["low"] < 2 * _LEAST or n["sure"] < _LEAST or n["agree"] < _MOSTLY * n["sure"]:
         return None
     if n["above"] < _OFTEN * n["low"] or n["below"] > _HARDLY * n["low"] or n["too much"] > _HARDLY * n["above"]:
         return None
     middle, middle_above = (total.counts.get(f"top:{side}:{k}", 0) for k in ("middle", "middle above"))
     if middle_above < max(_SOME, _OF_MIDDLE * middle):
         return None  # single low tokens of the other side are outliers
-    if abs(_correlation(total, side, n["low"])) > _FOLLOWS:
+    if abs(_correlation(total, side)) > _FOLLOWS:
         return None
     first = total.spots.get(f"top:{side}:first", [])
     name, other = told.name(side), told.name("b" if side == "a" else "a")
@@ -94,7 +103,10 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
                    origin="run")  # fmt: skip
 
 
-def _correlation(total: Counted, side: Side, n: int) -> float:
+def _correlation(total: Counted, side: Side) -> float:
+    n = total.counts.get(f"top:{side}:closer", 0)
+    if not n:
+        return 1.0
     u, v, uu, vv, uv = (to_float(total.sums[f"top:{side}:{part}"]) / n for part in ("u", "v", "uu", "vv", "uv"))
     spread = (uu - u * u) * (vv - v * v)
     return (uv - u * v) / math.sqrt(spread) if spread > 1e-12 else 0.0

@@ -18,6 +18,8 @@ from onepolicy.signatures.contrast import SEQUENCES, SURE, contrast, told
 STEPS = 5
 #: The last steps against the first ones, and against those in the middle: it grew, and it still grows.
 GROWTH, STILL = 2.5, 1.1
+#: The same where no step falls behind the one before it.
+STEADY = 1.05
 #: One step against all before it.
 JUMP = 3.0
 #: Rank correlation of the gap with the step, after a jump if there is one.
@@ -39,7 +41,8 @@ class Course:
 
     @property
     def keeps_growing(self) -> bool:
-        return self.growth >= GROWTH and self.late_growth >= STILL and self.trend >= TREND
+        still = STEADY if self.trend > 0.99 else STILL
+        return self.growth >= GROWTH and self.late_growth >= still and self.trend >= TREND
 
 
 def course(gaps: Sequence[float]) -> Course:

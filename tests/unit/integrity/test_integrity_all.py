@@ -74,6 +74,13 @@ def _inside(r: Rollouts) -> Rollouts:
     return changed(r, "old", lambda x: np.where(at > np.repeat(r.lengths, r.lengths) // 2, late, x))
 
 
+def _top(r: Rollouts) -> Rollouts:
+    """The sampler is far above the scorer at unlikely tokens of every second sequence."""
+    odd = np.repeat(np.arange(len(r)) % 2 == 0, r.lengths)
+    rng = np.random.default_rng(1)
+    return changed(r, "sampler", lambda x: np.where(odd & (x < -1.6), -rng.exponential(0.3, len(x)), x))
+
+
 def _bf16(x: Any) -> Any:
     return round_to(x, "bfloat16").astype(np.float64)
 
@@ -111,6 +118,7 @@ def test_any_split_and_order_gives_the_same_totals(code: str) -> None:
         "zeros": lambda r: _scattered(r, 0.0),
         "repeated": lambda r: _scattered(r, -1.0),
         "inside": _inside,
+        "top": _top,
     }
     r = {**FAULTS, **more}[code](shaped())
     whole = _json(totals(batch(r)))
