@@ -375,7 +375,7 @@ NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "never-updated": ("engine-never-updated", ()),
     "never-updated-jump": ("engine-never-updated", ("gap-jumped",)),
     "padded-rows": ("padded-rows-in-softmax", ()),
-    "experts": ("expert-routing-mismatch", ()),
+    "experts": ("expert-routing-mismatch", ("single-outlier",)),
     "quantised": ("quantisation-suspected", ()),
     "other-weights": ("larger-than-rounding", ()),
     "outlier": ("single-outlier", ()),

@@ -19,12 +19,13 @@ from onepolicy.formats.detect import Detected, detect, is_damaged
 from onepolicy.formats.files import Files
 from onepolicy.on_ray import address_of, over_ray
 from onepolicy.same_tokens import check_rollouts
+from onepolicy.signatures.reported import Reported
 from onepolicy.survey import Survey
 from onepolicy.tokens.base import Tokenizer
 from onepolicy.tokens.kinds import kind_table
 from onepolicy.tokens.open import open_tokenizer
 from onepolicy.tokens.reading import RecordStream
-from onepolicy.types import Report
+from onepolicy.types import Finding, Report
 from onepolicy.views import VIEWS
 
 #: The side that is held against the sampler, the first of these that the dump has.
@@ -40,7 +41,7 @@ class Choices:
     """How an audit is run. `sides`: the two scorings, None: the dump's own. `on`: local, ray or ray://HOST:PORT.
     `what_if`: replay the corrections. `dialect`: a framework's name and options, whose metrics are computed its way.
     `tokenizer`: for the token checks, kinds and texts. `scorer`: an engine that computes the side that is missing, the
-    file's tokens `declare`d as in `check`."""
+    file's tokens `declare`d as in `check`. `reported`: numbers of the run's own dashboard, made again from the dump."""
 
     sides: tuple[str | None, str | None] = (None, None)
     view: str = "drawn"
@@ -53,6 +54,7 @@ class Choices:
     tokenizer: str | None = None
     scorer: str | None = None
     declare: Mapping[str, str] = field(default_factory=dict[str, str])
+    reported: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: Told | None = None) -> Report:
@@ -77,7 +79,7 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
         tokenizer = None if choices.tokenizer is None else open_tokenizer(choices.tokenizer)
         kinds = None if tokenizer is None else kind_table(tokenizer)
         spill = folder if choices.on == "local" else None  # another machine does not see the folder
-        work = Work(names, choices.view, _more_pairs(names), None, choices.what_if, choices.dialect, kinds, spill)
+        work = Work(names, choices.view, (), None, choices.what_if, choices.dialect, kinds, spill)
         survey, unreadable = surveyed(found.shards, work, choices, progress)
         if unreadable and not survey.dump.counts.get("records"):
             raise ContentError(f"nothing can be read: {unreadable[0].why}")
@@ -86,6 +88,8 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
         dump = Dump(uris, _counted(found.shards), skipped, unreadable)
         if tokenizer is not None:
             dump = _with_tokens(dump, found.shards, tokenizer)
+        if choices.reported:
+            dump = replace(dump, more=(*dump.more, *_about_reported(found.shards, choices, names)))
         return report_of(survey, dump, choices.bounds, choices.reply_length)
 
 
@@ -111,6 +115,19 @@ def _with_tokens(dump: Dump, shards: Sequence[Shard], tokenizer: Tokenizer) -> D
     found = tuple(f for f in report.findings if f.code not in NOT_HERE)
     decode = lambda ids: tokenizer.decode([[i] if tokenizer.exists(i) else [] for i in ids])
     return replace(dump, vocab_size=tokenizer.size, decode=decode, more=found)
+
+
+def _about_reported(shards: Sequence[Shard], choices: Choices, names: tuple[str | None, str | None]) -> list[Finding]:
+    """Which definition gives each number that the run reported."""
+    told = Reported(choices.reported, None if choices.dialect is None else choices.dialect[0])
+    for shard in shards:
+        try:
+            for read in batches(shard):
+                if read.rollouts is not None:
+                    told.add(read.rollouts, (names[0] or "sampler", names[1] or "old"))
+        except ContentError:
+            continue  # told already
+    return [replace(f, origin="run") for f in told.findings()]
 
 
 #: Notes of the token checks that say what `audit` says otherwise.
@@ -236,10 +253,3 @@ def _peek(shard: Shard) -> list[str] | None:
     except ContentError:
         return list(out) or None
     return list(out)
-
-
-def _more_pairs(names: tuple[str | None, str | None]) -> tuple[tuple[str, str], ...]:
-    """Pairs whose equality says which policy a column holds."""
-    main = {names}
-    pairs = (("old", "current"), ("old", "reference"), ("sampler", "current"))
-    return tuple(p for p in pairs if p not in main)

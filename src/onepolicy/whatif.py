@@ -263,20 +263,20 @@ def _by_length(counts: Mapping[str, int], name: str) -> tuple[float | None, floa
 
 
 def _number(x: float) -> str:
-    return "–" if x != x else f"{x:.3g}"
+    return "–" if x != x else f"{x:.2g}"
 
 
 def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: str | None) -> Listing:
     """The table for people. `sizes`: the histogram of log-ratios. `open_finding`: a higher finding: then nothing is
     recommended."""
-    percent = lambda x: "–" if x is None or x != x else f"{100 * x:.3g}%"
+    percent = lambda x: "–" if x is None or x != x else f"{100 * x:.{2 if x < 0.995 else 3}g}%"
     body = tuple(
         (r.name, percent(r.kept), percent(r.short), percent(r.long), percent(r.positive), percent(r.other),
          percent(r.ess), _number(r.moved), percent(r.largest), percent(r.groups_emptied), _number(r.error))
         for r in rows(found, batch_tokens, sizes)
     )  # fmt: skip
-    head = ("correction", "kept:", "short:", "long:", "reward > 0:", "other:", "ESS:", "moved:", "largest:")
-    head += ("groups emptied:", "error:")
+    head = ("correction", "kept:", "short:", "long:", "reward > 0:", "other:", "ESS:", "moved:", "peak:")
+    head += ("empty groups:", "error:")
     note = f"error = (mean |w - r|)² + mean w² / {batch_tokens:,} tokens, smallest first"
     if open_finding is not None:
         note = f"none is recommended while {open_finding} is open; {note}"

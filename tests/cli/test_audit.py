@@ -129,6 +129,25 @@ def test_texts_of_worst_tokens_come_from_the_tokenizer(cli: Command, tmp_path: P
     assert worst["token"] == open_tokenizer("tiny").decode([[104]])[0]
 
 
+def test_a_number_of_the_dashboard_is_made_again(cli: Command, dump: Path, tmp_path: Path):
+    report = json.loads(cli("audit", dump, "--json").out)
+    k1 = report["measurements"]["kl_sampler_scorer_k1/mean"]["value"]
+    (tmp_path / "wandb.json").write_text(json.dumps({"train/kl": -k1, "lr": 1e-6}))
+    found = json.loads(cli("audit", dump, "--reported", tmp_path / "wandb.json", "--json").out)["findings"]
+    assert any(f["code"] == "reported-metric-explained" and "train/kl" in f["message"] for f in found), found
+    (tmp_path / "wandb.json").write_text(json.dumps({"train/kl": k1}))
+    found = json.loads(cli("audit", dump, "--reported", tmp_path / "wandb.json", "--json").out)["findings"]
+    assert not any(f["code"].startswith("reported-metric") for f in found), "the usual definition needs no word"
+
+
+@pytest.mark.parametrize(("text", "code"), [("{", 4), ("[]", 4), ('{"a": "b"}', 4), (None, 2)])
+def test_reported_numbers_that_are_none(cli: Command, dump: Path, tmp_path: Path, text: str | None, code: int):
+    if text is not None:
+        (tmp_path / "r.json").write_text(text)
+    out = cli("audit", dump, "--reported", tmp_path / "r.json")
+    assert out.code == code and out.err.count("\n") == 1
+
+
 # -- input that is not sound -------------------------------------------------------------------------------------------
 
 

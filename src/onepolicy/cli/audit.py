@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +27,10 @@ Tokenizer = Annotated[
 Filler = Annotated[
     str | None, typer.Option("--scorer", metavar="ENGINE", help="Computes the side that the dump lacks, as hf:DIR.")
 ]
+Reported = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Numbers that the run reported, {key: value}: which definition gives them."),
+]
 WhatIf = Annotated[bool, typer.Option("--what-if/--no-what-if", help="Replay every correction.")]
 On = Annotated[str, typer.Option("--on", metavar="WHERE", help="local, ray, or ray://HOST:PORT.")]
 
@@ -41,6 +46,7 @@ def audit(
     tokenizer: Tokenizer = None,
     scorer: Filler = None,
     declare: options.Declare = None,
+    reported: Reported = None,
     what_if: WhatIf = True,
     workers: Workers = None,
     on: On = "local",
@@ -69,8 +75,9 @@ def audit(
     if declare and scorer is None:
         raise UsageError("--declare is for a --scorer: it says how the tokens that it scores were drawn")
     said = declarations(declare or [])
+    numbers = {} if reported is None else numbers_of(reported)
     choices = Choices(
-        (a, b), view, bounds, reply_length, workers, on, what_if, dialect_of(as_), tokenizer, scorer, said
+        (a, b), view, bounds, reply_length, workers, on, what_if, dialect_of(as_), tokenizer, scorer, said, numbers
     )
     with progress("auditing", "shards") as told:
         report = run(dump, choices, told)
@@ -93,3 +100,23 @@ def dialect_of(text: str | None) -> tuple[str, dict[str, str]] | None:
         options[key] = value
     of(name).resolve(options)
     return name, options
+
+
+def numbers_of(path: Path) -> dict[str, float]:
+    """The numbers of a JSON object of keys and values. Errors: `UsageError`, `ContentError`."""
+    import json
+
+    from onepolicy.errors import ContentError, UsageError
+
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise UsageError(f"--reported {path}: {err.strerror or err}") from None
+    except (ValueError, RecursionError) as err:
+        raise ContentError(f"--reported {path}: not JSON: {' '.join(str(err).split())[:200]}") from None
+    if not isinstance(found, dict):
+        raise ContentError(f"--reported {path}: wanted an object of keys and numbers")
+    numbers = {str(k): float(v) for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    if not numbers:
+        raise ContentError(f"--reported {path}: no numbers in it; wanted {{key: value}} as your logger saved them")
+    return numbers

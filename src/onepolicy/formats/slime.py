@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onepolicy.errors import ContentError
@@ -96,21 +96,47 @@ def _order(group: tuple[str, str]) -> tuple[str, int, str]:
 
 def read(shard: Shard, files: Files) -> Iterator[RawRecord | BrokenRecord]:
     """The rollout's samples in their order, then what only the trainer has. Trainer values are held in memory, rollout
-    files are read one at a time.
+    files are read one at a time. A file of several that cannot be read is a broken record, and the others are read.
 
-    Errors: `ContentError` for a file that cannot be read.
+    Errors: `ContentError` when no file of the shard can be read.
     """
-    kinds = {path: _kind_of(path, files) for path in shard.paths}
+    failed: dict[str, ContentError] = {}
+    kinds = {path: _attempt(path, failed, lambda path=path: _kind_of(path, files)) for path in shard.paths}
+    of_kind = lambda wanted: [path for path, kind in kinds.items() if kind == wanted]
     joined = Joined()
-    for path in (p for p, kind in kinds.items() if kind == "train"):
-        with opened(path, files, EXPORT) as value:
-            joined.add(*trained_of(path, value, files.size(path)))
-    for path in (p for p, kind in kinds.items() if kind == "debug"):
-        yield from _debug(path, files)
-    rollouts = [p for p, kind in kinds.items() if kind == "rollout"]
-    for path in rollouts:
-        yield from _rollout(path, files, joined)
-    yield from joined.left(missing=bool(rollouts))
+    for path in of_kind("train"):
+        _attempt(path, failed, lambda path=path: _train(path, files, joined))
+    for path in of_kind("debug"):
+        yield from _until_broken(path, failed, _debug(path, files))
+    for path in of_kind("rollout"):
+        yield from _until_broken(path, failed, _rollout(path, files, joined))
+    yield from joined.left(missing=any(path not in failed for path in of_kind("rollout")))
+    if len(failed) == len(shard.paths):
+        raise next(iter(failed.values()))
+    for path, err in failed.items():
+        yield BrokenRecord(path, str(err).splitlines()[0].removeprefix(f"{path}: "))
+
+
+def _attempt(path: str, failed: dict[str, ContentError], do: Callable[[], str | None]) -> str | None:
+    try:
+        return do()
+    except ContentError as err:
+        failed[path] = err
+        return None
+
+
+def _until_broken(
+    path: str, failed: dict[str, ContentError], records: Iterator[RawRecord | BrokenRecord]
+) -> Iterator[RawRecord | BrokenRecord]:
+    try:
+        yield from records
+    except ContentError as err:
+        failed[path] = err
+
+
+def _train(path: str, files: Files, joined: Joined) -> None:
+    with opened(path, files, EXPORT) as value:
+        joined.add(*trained_of(path, value, files.size(path)))
 
 
 def _kind_of(path: str, files: Files) -> str:

@@ -121,7 +121,7 @@ def _named(err: Exception, place: str) -> ContentError:
         return ContentError(f"{place}: it claims more than the memory of this machine")
     if isinstance(err, OSError):
         return ContentError(f"{place}: cannot be read: {err.strerror or err}")
-    return ContentError(f"{place}: damaged or cut off: {type(err).__name__}: {ascii(str(err))[1:120]}")
+    return ContentError(f"{place}: damaged or cut off: {type(err).__name__}: {ascii(str(err))[1:-1][:120]}")
 
 
 class _Source:
@@ -148,6 +148,8 @@ def _load(source: _Source, context: Context) -> Any:
         value = _load_plain(source, context)
     for tensor in context.tensors:
         tensor.check()
+    context.tensors.clear()
+    context.load_bytes = None  # a ring with the context itself, which would keep the file's bytes
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 from onepolicy.report.text import escaped
@@ -12,6 +13,10 @@ from onepolicy.types import Listing
 ROWS = 24
 #: A first column of at most so many characters is never broken.
 NAME = 40
+#: A head of numbers of at most so many characters is never broken.
+HEAD = 8
+#: Columns of a table that has room for names in one line.
+WIDE = 7
 
 
 def listed(listing: Listing) -> Iterator[Any]:
@@ -25,12 +30,22 @@ def listed(listing: Listing) -> Iterator[Any]:
     yield heading(escaped(listing.title, 80), escaped(listing.note, 200))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for i, name in enumerate(listing.columns):
-        number = name.endswith(":")
-        head = escaped(name.removesuffix(":"), 60)
-        whole = i == 0 and max((len(row[0]) for row in listing.rows), default=0) <= NAME  # names are copied from here
-        table.add_column(head, justify="right" if number else "left", overflow="fold", no_wrap=whole)
+        _add_column(table, i, escaped(name, 60), [row[i] for row in listing.rows], len(listing.columns))
     for row in listing.rows[:ROWS]:
         table.add_row(*(Text(escaped(cell, 300)) for cell in row))
     yield Padding(table, (0, 0, 0, 2))
     if len(listing.rows) > ROWS:
         yield Text(f"  and {len(listing.rows) - ROWS} more", style="dim")
+
+
+def _add_column(table: Any, i: int, name: str, cells: list[str], columns: int) -> None:
+    """Numbers stay in one line, and so do names, since they are copied from here; a wide table breaks names at spaces
+    and heads of numbers where they are longer than the numbers."""
+    longest = max(map(len, cells), default=0)
+    if name.endswith(":"):
+        head = "\n".join(wrap(name.removesuffix(":"), max(longest, HEAD), break_long_words=False))
+        table.add_column(head, justify="right", no_wrap=True)
+        return
+    whole = i == 0 and longest <= NAME
+    word = max((len(w) for cell in cells for w in cell.split()), default=0) if whole and columns > WIDE else None
+    table.add_column(name, overflow="fold", no_wrap=whole and columns <= WIDE, min_width=word)

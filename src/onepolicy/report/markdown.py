@@ -195,7 +195,9 @@ def _fingerprints(report: Report) -> Iterator[str]:
 def folded(listing: Listing) -> Iterator[str]:
     """A table as a section that unfolds."""
     cells = [[code(c, cell=True) if c else "" for c in row] for row in listing.rows]
-    yield from details(escaped(listing.title, 80), table(listing.columns, cells))
+    head = [escaped(name, 60).replace("|", "\\|") for name in listing.columns]
+    lines = [*([prose(escaped(listing.note, 300)), ""] if listing.note else []), *table(head, cells)]
+    yield from details(escaped(listing.title, 80), lines)
 
 
 def _listings(report: Report) -> Iterator[str]:

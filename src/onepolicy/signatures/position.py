@@ -12,7 +12,7 @@ from onepolicy.codes import finding
 from onepolicy.codes.kind import OPEN, WARN
 from onepolicy.profiles.base import Bins
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import SEQUENCES, needed, told
+from onepolicy.signatures.contrast import SEQUENCES, SURE, needed, told
 from onepolicy.types import Finding
 
 #: The last quarter against the first, on the tokens' own scale, and that it still grows from the third quarter on.
@@ -49,7 +49,8 @@ def _grows(e: Evidence) -> Answer:
         return Answer("no", against)
     sequences = min(q.get("x", "sequences") for q in quarters) // 4
     enough = sequences >= SEQUENCES
-    if sequences > 1 and z < needed(sequences):
+    # from few sequences it is only described, and the trend over sixteenths speaks for it besides
+    if sequences > 1 and z < (needed(sequences) if enough else SURE / 2):
         return Answer("unclear", f"the gap grows {growth:.2g} times along the reply, by {z:.1f} standard errors only")
     evidence: dict[str, Any] = {
         "mean_abs_by_quarter": [q.mean("x") for q in quarters], "grows_with_position": True,

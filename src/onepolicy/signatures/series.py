@@ -80,7 +80,7 @@ def never_updated(e: Evidence) -> Answer:
         return Answer("no", "the declared lag grows with it: staleness as declared")
     held = contrast(bins, steps[: max(1, len(steps) // 4)], steps[-max(1, len(steps) // 4) :])
     fixed = norms.get("engine_norm_constant", False) and norms["trainer_norm_moves"]
-    if held is None or not (held.clear or fixed or went.trend > 0.99):
+    if held is None or not (held.clear or fixed or (went.trend > 0.99 and len(steps) > STEPS)):
         return Answer("unclear", "the gap grows over the steps, but not beyond chance")
     sure = fixed or (held.enough and held.clear)
     evidence: dict[str, Any] = {

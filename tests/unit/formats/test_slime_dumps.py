@@ -27,6 +27,7 @@ from pickled_dumps import (
 )
 
 from framework_code import cut
+from onepolicy.errors import ContentError
 from onepolicy.formats import slime
 from onepolicy.formats.base import BrokenRecord, RawRecord
 from onepolicy.formats.detect import detect
@@ -173,6 +174,24 @@ def test_trainer_values_of_another_rollout_are_not_joined(tmp_path: Path, stand_
     kinds = [r.why if isinstance(r, BrokenRecord) else sorted(r.columns) for r in read_all(tmp_path)]
     assert "old_logprobs" not in kinds[0] and "old_logprobs" not in kinds[1]
     assert kinds[2:] == [f"missing: sample {i} of rollout 4 is in no rollout file" for i in (100, 101)]
+
+
+def test_one_file_of_several_that_cannot_be_read(tmp_path: Path, stand_in: Any) -> None:
+    made = sequences()
+    save_rollout(tmp_path / "rollout_data" / "3.pt", [s.to_dict() for s in miles_samples(stand_in, made)])
+    for rank, which in enumerate(([0, 2], [1, 3])):
+        save_rank(tmp_path, train_columns(made, which), rank)
+    cut_off = tmp_path / "train_data" / "3_1.pt"
+    cut_off.write_bytes(cut_off.read_bytes()[:-100])
+    records = read_all(tmp_path)
+    assert [type(r) for r in records] == [RawRecord, BrokenRecord, RawRecord, BrokenRecord, BrokenRecord]
+    last = records[4]
+    assert isinstance(last, BrokenRecord) and last.place == str(cut_off) and "damaged or cut off" in last.why
+    (tmp_path / "rollout_data" / "3.pt").write_bytes((tmp_path / "rollout_data" / "3.pt").read_bytes()[:2000])
+    assert [type(r) for r in read_all(tmp_path)] == [RawRecord, RawRecord, BrokenRecord, BrokenRecord]
+    (tmp_path / "train_data" / "3_0.pt").unlink()
+    with pytest.raises(ContentError, match="damaged or cut off"):
+        read_all(tmp_path)
 
 
 def test_kept_sets_and_experts(tmp_path: Path) -> None:

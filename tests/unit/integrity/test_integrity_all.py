@@ -158,3 +158,35 @@ def test_every_finding_says_where_it_comes_from_and_is_json() -> None:
         for f in found(batch(make(shaped()))):
             assert f.origin == "run" and f.message and f.advice
             assert json.loads(json.dumps(f.evidence, allow_nan=False)) == json.loads(json.dumps(f.evidence))
+
+
+def _odd(seed: int) -> Rollouts:
+    """Anything a file may hold: empty sequences, odd values, columns that are null or missing."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 12, int(rng.integers(1, 8)))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    n = int(offsets[-1])
+    flags = lambda p: Values(rng.random(n) < p, rng.random(n) < 0.8 if rng.random() < 0.3 else None)
+    tokens = {
+        "token_ids": Values(rng.integers(0, 50, n).astype(np.int32)),
+        "drawn": flags(0.8),
+        "loss_mask": flags(0.7),
+    }
+    out = Rollouts(offsets, {k: v for k, v in tokens.items() if k == "token_ids" or rng.random() < 0.8})
+    pool = np.array([0.0, -0.0, 1.0, 2.5, -0.5, -1.0, -1e-9, -100.0, -9999.0, -1e308, 1e308, np.nan, np.inf, -np.inf])
+    for name in NAMES:
+        x = np.where(rng.random(n) < 0.5, rng.choice(pool, n), -rng.exponential(1.0, n))
+        out = with_values(out, name, x, rng.random(n) < 0.9 if rng.random() < 0.5 else None)
+    return out
+
+
+@pytest.mark.filterwarnings("error")
+def test_anything_is_looked_at_and_judged_the_same_in_pieces() -> None:
+    for seed in range(150):
+        r = _odd(seed)
+        for names in (NAMES, ("sampler", None)):
+            findings = found(batch(r, names), vocab_size=40)
+            json.dumps([dict(f.evidence) for f in findings], allow_nan=False)
+            whole = totals(batch(r, names))
+            pieces = totals(*(batch(r.take([i]), names) for i in reversed(range(len(r)))))
+            assert judge_all(pieces, Told(names)) == judge_all(whole, Told(names))

@@ -24,7 +24,7 @@ def test_each_lag_on_each_side(k: int, side: str) -> None:
         assert codes(findings) == ["shift-by-one"]
         f = findings[0]
         assert f.evidence["best_lag"] == (k if side == "old" else -k)
-        assert f.evidence["share"] > 0.95
+        assert f.evidence["share"] >= 0.9
         assert f.evidence[f"corr_lag{f.evidence['best_lag']}"] > 0.99
         assert abs(f.evidence["corr_lag0"]) < 0.2
 
@@ -52,7 +52,7 @@ def test_half_of_the_records() -> None:
     late = rolled(r, "old", 1).scorings["old"].logprobs.values
     half = np.repeat(np.arange(len(r)) % 2 == 0, r.lengths)
     f = shift(found(batch(changed(r, "old", lambda x: np.where(half, late, x)))))
-    assert f.evidence["records"] in (29, 30) and f.evidence["of"] == 60
+    assert f.evidence["records"] in (27, 28, 29, 30) and f.evidence["of"] == 60
     assert {p["record"] for p in f.evidence["places"]} <= {f"r{i:03}" for i in range(0, 60, 2)}
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import audit_batches as batches
-from build import rollouts_of
+from build import rollouts_of  # pyright: ignore[reportAttributeAccessIssue]
 from onepolicy.align import align
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
@@ -80,7 +80,8 @@ def test_two_kinds_of_tokens_are_held_against_each_other() -> None:
     held = contrast(bins_of(rollouts_of(a, b, lengths, records={"turn": turn}), "turn"), ("0",), ("1",))
     assert held is not None and held.sequences == 30 and held.larger and held.enough
     size = (b - a) / (1 - np.exp(b) + 0.003)  # the larger probability is the scorer's
-    base, other = size[900:].mean(), size[:900].mean()
+    size = size.reshape(60, 30)[:, 1:]  # the first token of a sequence has no context
+    base, other = size[30:].mean(), size[:30].mean()
     assert held.ratio == pytest.approx(other / base, rel=1e-6)
     assert held.share == pytest.approx((other - base) / (other + base), rel=1e-6)
     back = contrast(bins_of(rollouts_of(a, b, lengths, records={"turn": turn}), "turn"), ("1",), ("0",))

@@ -96,17 +96,15 @@ def test_declared_quantisation_with_a_small_gap_is_no_finding() -> None:
 
 
 def test_too_few_tokens_show_no_shape() -> None:
-    told = looked(batches.healthy("bfloat16", 6000, 17).take(range(0)))
-    assert told.findings == () and told.answers["rounding"].verdict in ("unclear", "lacks")
-    few = batches.healthy("bfloat16", 100, 18).take([0])
-    short = looked(few.take([0]))
-    assert all(f.severity is Severity.INFO for f in short.findings)
+    told = looked(batches.healthy("bfloat16", 100, 18).take([0]))
+    assert told.findings == () and told.answers["rounding"].verdict == "unclear"
 
 
 def test_no_gap_at_all_is_not_rounding() -> None:
     healthy = batches.healthy("bfloat16", 3000, 19)
     told = looked(batches.with_side(healthy, "old", batches.both(healthy)[0]))
-    assert told.findings == () and "no gap" in told.answers["rounding"].why
+    assert "bf16-noise" not in {f.code for f in told.findings}
+    assert "no gap" in told.answers["beyond_rounding"].why
 
 
 @pytest.mark.parametrize("size", [3000, 30_000])
