@@ -120,7 +120,7 @@ class NumpyOps:
         return np.arange(n)
 
     def ids_of_offsets(self, offsets: Array, n: int) -> Array:
-        return np.searchsorted(offsets, np.arange(n), side="right") - 1
+        return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
     def joined(self, parts: list[Array]) -> Array:
         return np.concatenate(parts, axis=-1)

@@ -19,7 +19,7 @@ MAX_DEPTH = 4
 @dataclass(slots=True)
 class Context:
     """Where a pickle stands. `place`: the file, for messages. `size`: bytes of the file, which bound what its values
-    may claim. `export`: lines that save the same data as numpy from inside the framework, for refusals."""
+    may claim. `export`: lines that write the same data as JSON lines where the framework runs, for refusals."""
 
     place: str
     size: int
@@ -44,7 +44,9 @@ class Context:
     def refuse(self, what: str) -> ContentError:
         """The one line, and below it how to get the data without a pickle."""
         text = f"{self.place}: refused: {what}; nothing of it was run"
-        return ContentError(f"{text}. Inside the framework, save it as plain arrays:\n{self.export}".rstrip())
+        if self.export:
+            text += f". Where the framework runs, write it as JSON lines:\n{self.export.rstrip()}"
+        return ContentError(text)
 
 
 Make = Callable[[Context, tuple[Any, ...]], Any]

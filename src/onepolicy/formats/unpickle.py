@@ -41,7 +41,7 @@ _INFLATE = 16
 def load(file: BinaryIO, size: int, place: str, export: str = "") -> Any:
     """The value that the file holds; `file` stays open as long as its tensors are read.
 
-    `export`: lines that save the same data as plain arrays inside the framework, shown with a refusal.
+    `export`: lines that write the same data as JSON lines where the framework runs, shown with a refusal.
 
     Errors: `ContentError`, one line, for a file that is damaged, claims more than it has, or names what is on no list.
     """

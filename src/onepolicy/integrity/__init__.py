@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
+import numpy as np
+
 from onepolicy.counted import Counted
 from onepolicy.integrity import (
     broken,
@@ -48,7 +50,8 @@ CHECKS: dict[str, ModuleType] = {
 
 def look_all(batch: Batch) -> dict[str, Counted]:
     """What each check counts of one batch."""
-    return {key: check.look(batch) for key, check in CHECKS.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # 1e308 and infinities are what is looked for
+        return {key: check.look(batch) for key, check in CHECKS.items()}
 
 
 def judge_all(totals: Mapping[str, Counted], told: Told) -> list[Finding]:

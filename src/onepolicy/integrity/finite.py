@@ -23,6 +23,7 @@ def look(batch: Batch) -> Counted:
         if good < n:
             _not_finite(out, batch, side, values)
         x = values[live & finite]
+        out.count(f"finite:{side}:negative", int(np.count_nonzero(x < 0.0)))
         if len(x) and x.max() > 0.0:
             _positive(out, batch, side, values)
     if batch.pair is not None:
@@ -50,7 +51,6 @@ def _not_finite(out: Counted, batch: Batch, side: Side, values: FloatArray) -> N
 def _positive(out: Counted, batch: Batch, side: Side, values: FloatArray) -> None:
     with np.errstate(invalid="ignore"):
         at = np.flatnonzero(batch.live & (values > 0.0) & np.isfinite(values))
-        out.count(f"finite:{side}:negative", int((batch.live & (values < 0.0)).sum()))
     x = values[at]
     out.count(f"finite:{side}:positive", len(at))
     out.count(f"finite:{side}:exactly 1", int((x == 1.0).sum()))

@@ -13,8 +13,8 @@ from onepolicy.types import Listing
 ROWS = 24
 #: A first column of at most so many characters is never broken.
 NAME = 40
-#: A head of numbers of at most so many characters is never broken.
-HEAD = 8
+#: A head of numbers of at most so many characters, its colon with it, is never broken.
+HEAD = 9
 #: Columns of a table that has room for names in one line.
 WIDE = 7
 
@@ -43,9 +43,8 @@ def _add_column(table: Any, i: int, name: str, cells: list[str], columns: int) -
     and heads of numbers where they are longer than the numbers."""
     longest = max(map(len, cells), default=0)
     if name.endswith(":"):
-        head = "\n".join(wrap(name.removesuffix(":"), max(longest, HEAD), break_long_words=False))
-        table.add_column(head, justify="right", no_wrap=True)
-        return
-    whole = i == 0 and longest <= NAME
-    word = max((len(w) for cell in cells for w in cell.split()), default=0) if whole and columns > WIDE else None
-    table.add_column(name, overflow="fold", no_wrap=whole and columns <= WIDE, min_width=word)
+        words = name.removesuffix(":").split(" ")
+        width = max(longest, *map(len, words)) if len(name) > HEAD else HEAD
+        table.add_column("\n".join(wrap(" ".join(words), width)), justify="right", no_wrap=True)
+    else:
+        table.add_column(name, overflow="fold", no_wrap=i == 0 and longest <= NAME and columns <= WIDE)

@@ -139,7 +139,7 @@ def test_a_refusal_says_how_to_export() -> None:
     first, *rest = str(refused.value).splitlines()
     assert first == (
         "a.dp: refused: the pickle names os.system, which is on no list of inert types; nothing of it was run. "
-        "Inside the framework, save it as plain arrays:"
+        "Where the framework runs, write it as JSON lines:"
     )
     assert rest == ["    import json", "    print(1)"]
 

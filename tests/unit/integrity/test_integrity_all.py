@@ -190,3 +190,4 @@ def test_anything_is_looked_at_and_judged_the_same_in_pieces() -> None:
             whole = totals(batch(r, names))
             pieces = totals(*(batch(r.take([i]), names) for i in reversed(range(len(r)))))
             assert judge_all(pieces, Told(names)) == judge_all(whole, Told(names))
+            assert _json(pieces) == _json(whole)
