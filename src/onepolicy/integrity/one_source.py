@@ -21,8 +21,8 @@ def look(batch: Batch) -> Counted:
         telling = pair.b < _TELLING
         out.count("one-source:tokens", int(np.count_nonzero(telling)))
         out.count("one-source:same", int(np.count_nonzero(telling & (pair.gap == 0.0))))
-        out.greatest("one-source:greatest", float(pair.a.max()))
-        out.greatest("one-source:least, negative", float(-pair.a.min()))
+        out.greatest("one-source:greatest", float(pair.a.max()) + 0.0)
+        out.greatest("one-source:least, negative", 0.0 - float(pair.a.min()))
     return out
 
 

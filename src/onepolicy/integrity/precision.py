@@ -32,8 +32,8 @@ def look(batch: Batch) -> Counted:
             for kind, n in _on_grids(x[start : start + _BLOCK]).items():
                 out.count(f"precision:{side}:{kind}", n)
         if len(x):
-            out.greatest(f"precision:{side}:greatest", float(x.max()))
-            out.greatest(f"precision:{side}:least, negative", float(-x.min()))
+            out.greatest(f"precision:{side}:greatest", float(x.max()) + 0.0)
+            out.greatest(f"precision:{side}:least, negative", 0.0 - float(x.min()))
     return out
 
 

@@ -24,8 +24,8 @@ def look(batch: Batch) -> Counted:
         x = values[batch.live & np.isfinite(values)]
         if len(x):
             out.count(f"uniform:{side}:tokens", len(x))
-            out.greatest(f"uniform:{side}:greatest", float(x.max()))
-            out.greatest(f"uniform:{side}:least, negative", float(-x.min()))
+            out.greatest(f"uniform:{side}:greatest", float(x.max()) + 0.0)
+            out.greatest(f"uniform:{side}:least, negative", 0.0 - float(x.min()))
     return out
 
 
