@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from onepolicy import corrections, schema
+from onepolicy import corrections, schema, whatif
 from onepolicy.cli.explain import SPECIAL_ROWS, joined_bounds, leg_rows, stretch
 from onepolicy.codes import CODES, page
 from onepolicy.codes.kind import Code
@@ -28,15 +29,19 @@ from onepolicy.engines.base import Switch
 from onepolicy.engines.fake_faults import FAULTS
 from onepolicy.engines.open import engine_class
 from onepolicy.estimate import LEAST_CLUSTERS
+from onepolicy.formats import FORMATS, loose
 from onepolicy.gates import PRESETS
 from onepolicy.gates.bounds import Bound, load
 from onepolicy.gates.judge import SURPRISAL_LEVEL, TAIL_TOKENS
+from onepolicy.integrity import CHECKS
 from onepolicy.intervals import CONFIDENCE
 from onepolicy.legs import LEGS, SPECIAL
 from onepolicy.metrics import METRICS
 from onepolicy.metrics.aliases import SURVEY
 from onepolicy.metrics.floor import BUCKETS
 from onepolicy.metrics.tail import TAIL_HOLDS, TAIL_SHARE, WITHHOLD_ABOVE
+from onepolicy.profiles import PROFILES
+from onepolicy.signatures import SIGNATURES
 from onepolicy.sums import Metric
 from onepolicy.testing import CONTRACT
 
@@ -369,6 +374,71 @@ def _definitions() -> str:
     return "".join([*parts, *(f"| `{k.name}` | {_plain(k.says)} |  |\n" for k in others)])
 
 
+def formats_markdown() -> str:
+    """docs/formats.md: its own prose, and each reader as its module describes it."""
+    return _filled("formats.md", {"formats": _formats, "spellings": _spellings})
+
+
+def _formats() -> str:
+    """Each format in the order in which they are asked."""
+    modules: dict[str, Any] = {name: importlib.import_module(path) for name, path in FORMATS.items()}
+    rows = [f"| [{name}](#{name}) | {_unformatted(_cell(m.says))} |\n" for name, m in modules.items()]
+    parts = ["| reader | what it reads |\n|---|---|\n", *rows]
+    parts += [f"\n### {name}\n\n{_unformatted(_about(m))}\n" for name, m in modules.items()]
+    return "".join(parts)
+
+
+def _spellings() -> str:
+    """Names that the reader of loose records knows, by our column."""
+    known: dict[str, list[str]] = {}
+    for name, column in {**loose.COLUMNS, **loose.LISTS}.items():
+        known.setdefault(column, []).append(name)
+    known |= {column: list(names) for column, (names, _) in loose.FACTS.items()}
+    ids = {"ids of the prompt": loose.PROMPT_IDS, "ids of the reply": loose.REPLY_IDS, "ids of both": loose.WHOLE_IDS}
+    rows = [*ids.items(), *((f"`{column}`", names) for column, names in known.items())]
+    cells = (f"| {column} | {', '.join(f'`{n}`' for n in names)} |\n" for column, names in rows)
+    return "".join(["| our column | names that are known |\n|---|---|\n", *cells])
+
+
+def _unformatted(text: str) -> str:
+    """Prose in which Markdown would read an asterisk outside of code as emphasis."""
+    return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "\\*", text)
+
+
+def audit_markdown() -> str:
+    """docs/audit.md: its own prose, with the checks, causes, profiles and replays from their tables."""
+    tables = {"checks": _checks, "signatures": _signatures, "profiles": _profiles, "replays": _replays}
+    return _filled("audit.md", tables)
+
+
+def _checks() -> str:
+    """What each check of the record looks for: its docstring's first sentence."""
+    return _two_columns("check", "what it looks for", {k: _about(m).split("\n\n")[0] for k, m in CHECKS.items()})
+
+
+def _signatures() -> str:
+    """The causes that are read from the shape of the data, in the order of their table."""
+    parts = ["| cause | finding | what it says | needs | told apart from |\n|---|---|---|---|---|\n"]
+    for key, s in SIGNATURES.items():
+        rivals = ", ".join(f"`{r}`" for r in s.rivals)
+        needs = _plain(", ".join(s.needs))
+        parts.append(f"| `{key}` | [{s.code}](codes.md#{s.code}) | {_plain(s.says)} | {needs} | {rivals} |\n")
+    return "".join(parts)
+
+
+def _profiles() -> str:
+    parts = ["| profile | the gap by | needs |\n|---|---|---|\n"]
+    return "".join([*parts, *(f"| `{key}` | {_plain(p.title)} | {_plain(p.needs)} |\n" for key, p in PROFILES.items())])
+
+
+def _replays() -> str:
+    """What is replayed; `m2po` is read off the histogram."""
+    parts = ["| row | the same as | needs |\n|---|---|---|\n"]
+    signed = {name: "advantages" for name in whatif.SIGNED}
+    rows = {name: call for name, (_, call) in whatif.REPLAYS.items()} | {"m2po": f"m2po(at_most={whatif.M2PO})"}
+    return "".join([*parts, *(f"| `{k}` | `{call}` | {signed.get(k, '')} |\n" for k, call in rows.items())])
+
+
 def _two_columns(first: str, second: str, rows: Mapping[str, str]) -> str:
     return f"| {first} | {second} |\n|---|---|\n" + "".join(f"| `{k}` | {_cell(v)} |\n" for k, v in rows.items())
 
@@ -436,6 +506,8 @@ PAGES = {
     "legs.md": legs_markdown,
     "corrections.md": corrections_markdown,
     "dashboards.md": dashboards_markdown,
+    "formats.md": formats_markdown,
+    "audit.md": audit_markdown,
 }
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from onepolicy.survey import evidence_of, survey_of
 from onepolicy.types import Finding, Outcome
 
 #: Tokens -> trials of a fault, of healthy data.
-TRIALS = {500: (20, 150), 5_000: (10, 80), 50_000: (2, 8)}
+TRIALS = {500: (20, 120), 5_000: (10, 50), 50_000: (2, 4)}
 #: Codes that name no cause: what is left after all causes are none.
 NO_CAUSE = ("bf16-noise", "rounding-noise", "larger-than-rounding", "coarser-than-declared", "cause-unclear")
 OUTCOMES = ("named", "undecided", "abstains", "wrong")

@@ -247,7 +247,7 @@ def _part(r: Rollouts) -> np.ndarray:
 def _mixed_versions(r: Rollouts, rng: np.random.Generator, off: float = 0.15) -> Rollouts:
     """The weights change inside every third reply, and a version per token says where."""
     sequence, index = index_of(r)
-    at = rng.integers(12, 28, len(r))
+    at = rng.integers(10, 34, len(r))
     old = (sequence % 3 == 0) & (index < at[sequence])
     out = with_side(r, "old", np.where(old, other_logits(r, off, rng), both(r)[1]))
     version = np.repeat(r.records["scorer_version"].values, r.lengths)

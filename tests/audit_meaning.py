@@ -134,6 +134,15 @@ def never_processed(r: Rollouts, rng: np.random.Generator) -> Rollouts:
     return raw(r, rng)
 
 
+def replayed(r: Rollouts, rng: np.random.Generator) -> Rollouts:
+    """A nucleus whose sets the scorer replays: no fault."""
+    hidden = batches.logits_of(r)
+    a, b = (batches._log_softmax(batches._rounded(hidden, rng)) for _ in range(2))
+    a = batches.top_p(0.9)(a)
+    b = batches._log_softmax(np.where(a > -500, b, -1e3))
+    return batches.declare(redrawn(r, a, b, batches._draw(a, rng)), top_p=0.9)
+
+
 #: name -> (fault, key of the signature that names it)
 MEANING: dict[str, tuple[Fault, str]] = {
     "temperature-0.6-entropy": (tempered(1.0, 0.6, 1.0, "old"), "temperature"),
@@ -156,4 +165,6 @@ MEANING: dict[str, tuple[Fault, str]] = {
     "reference-follows": (reference_follows, "reference"),
     "old-copied": (old_copied, "copied_old"),
     "healthy-policies": (healthy_policies, ""),
+    "replayed-sets": (replayed, ""),
+    "one-temperature-entropy": (tempered(0.6, 0.6, 0.6, "old", temperature=0.6), ""),
 }

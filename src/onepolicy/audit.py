@@ -12,6 +12,8 @@ from typing import Any
 from onepolicy import pool
 from onepolicy.audited import Dump, report_of
 from onepolicy.auditing import Unreadable, Work, audit_shard, batches
+from onepolicy.codes import finding
+from onepolicy.convert import Converted, convert
 from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.errors import ContentError, MergeError, UsageError
 from onepolicy.formats.base import Shard
@@ -25,7 +27,7 @@ from onepolicy.tokens.base import Tokenizer
 from onepolicy.tokens.kinds import kind_table
 from onepolicy.tokens.open import open_tokenizer
 from onepolicy.tokens.reading import RecordStream
-from onepolicy.types import Finding, Report
+from onepolicy.types import Finding, Outcome, Report, Severity
 from onepolicy.views import VIEWS
 
 #: The side that is held against the sampler, the first of these that the dump has.
@@ -72,20 +74,27 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
     if choices.dialect is not None:
         Accumulator(*choices.dialect)  # an unknown option is told before anything is read
     with tempfile.TemporaryDirectory(prefix="onepolicy-") as folder:
-        read = (scored(uris, choices, Path(folder)),) if choices.scorer is not None else uris
+        read, lost = uris, list[Finding]()
+        if choices.scorer is not None:
+            done, lost = scored(uris, choices, Path(folder))
+            read = (str(done),)
         found = detect(read, Files())
         _require_some(found, uris)
-        names = sides_of(found.shards, ("sampler", "scorer") if choices.scorer else choices.sides)
+        wanted = ("sampler", "scorer") if choices.scorer else choices.sides
+        names = sides_of(found.shards, wanted)
         tokenizer = None if choices.tokenizer is None else open_tokenizer(choices.tokenizer)
         kinds = None if tokenizer is None else kind_table(tokenizer)
         spill = folder if choices.on == "local" else None  # another machine does not see the folder
         work = Work(names, choices.view, (), None, choices.what_if, choices.dialect, kinds, spill)
         survey, unreadable = surveyed(found.shards, work, choices, progress)
+        names = _picked(wanted, _records_of(survey), names)
+        if names != work.names:  # the first records were not like the rest
+            survey, unreadable = surveyed(found.shards, replace(work, names=names), choices, progress)
         if unreadable and not survey.dump.counts.get("records"):
             raise ContentError(f"nothing can be read: {unreadable[0].why}")
         skipped = [(path, why) for path, why in found.unclaimed if not is_damaged(why)]
         unreadable += [Unreadable((path,), f"{path}: {why}") for path, why in found.unclaimed if is_damaged(why)]
-        dump = Dump(uris, _counted(found.shards), skipped, unreadable)
+        dump = Dump(uris, _counted(found.shards), skipped, unreadable, more=lost)
         if tokenizer is not None:
             dump = _with_tokens(dump, found.shards, tokenizer)
         if choices.reported:
@@ -93,20 +102,36 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
         return report_of(survey, dump, choices.bounds, choices.reply_length)
 
 
-def scored(uris: Sequence[str], choices: Choices, folder: Path) -> Path:
-    """The dump with the scorer's values beside the sampler's, as one file: `check FILE --scorer ENGINE`, no legs.
+def scored(uris: Sequence[str], choices: Choices, folder: Path) -> tuple[Path, list[Finding]]:
+    """The dump with the scorer's values beside the sampler's, as one file: `check FILE --scorer ENGINE`, no legs; and
+    what had to be left out before.
 
     Errors: those of `convert` and `check_file`.
     """
     from onepolicy.check import Choices as Checked
     from onepolicy.check import check_file
-    from onepolicy.convert import convert
 
     plain, done = folder / "rollouts.parquet", folder / "scored.parquet"
-    convert(uris, plain)
+    converted = convert(uris, plain)
     assert choices.scorer is not None
     check_file(plain, choices.scorer, save_scores=done, declare=choices.declare, choices=Checked(legs=()))
-    return done
+    return done, _left_out(converted)
+
+
+def _left_out(converted: Converted) -> list[Finding]:
+    """Records and files that never reached the scorer."""
+    out: list[Finding] = []
+    if converted.unreadable:
+        message = f"{len(converted.unreadable)} files cannot be read: {converted.unreadable[0]}"
+        out.append(finding("files-unreadable", message, origin="run", evidence={"files": converted.unreadable[:20]}))
+    if converted.left_out:
+        message = f"{converted.left_out:,} records do not fit their tokens and were not scored: {converted.reasons[0]}"
+        evidence = {"records": converted.left_out, "first": converted.reasons}
+        out.append(finding("records-unreadable", message, origin="run", evidence=evidence))
+    if converted.texts:
+        message = f"{converted.texts:,} records hold text only and were not scored"
+        out.append(finding("text-only", message, origin="run", severity=Severity.INFO, outcome=Outcome.PASS))
+    return out
 
 
 def _with_tokens(dump: Dump, shards: Sequence[Shard], tokenizer: Tokenizer) -> Dump:
@@ -114,7 +139,7 @@ def _with_tokens(dump: Dump, shards: Sequence[Shard], tokenizer: Tokenizer) -> D
     report = check_rollouts(_token_records(shards), tokenizer)
     found = tuple(f for f in report.findings if f.code not in NOT_HERE)
     decode = lambda ids: tokenizer.decode([[i] if tokenizer.exists(i) else [] for i in ids])
-    return replace(dump, vocab_size=tokenizer.size, decode=decode, more=found)
+    return replace(dump, vocab_size=tokenizer.size, decode=decode, more=(*dump.more, *found))
 
 
 def _about_reported(shards: Sequence[Shard], choices: Choices, names: tuple[str | None, str | None]) -> list[Finding]:
@@ -214,29 +239,55 @@ def sides_of(
 ) -> tuple[str | None, str | None]:
     """The two scorings that are compared: what was asked for, else the sampler and the first of `SCORERS` there is.
 
-    Errors: `UsageError` for a side that the dump does not have.
+    Errors: `UsageError` for a side that the dump does not have, or that is to be compared with itself.
     """
-    have = scorings(shards)
+    have = scorings(shards, wanted)
     for name in wanted:
         if name is not None and name not in have:
             raise UsageError(f"no scoring {name!r} in this dump; it has {', '.join(have) or 'none'}")
-    a = wanted[0] or ("sampler" if "sampler" in have else None)
-    b = wanted[1] or next((s for s in SCORERS if s in have and s != a), None)
-    b = b or next((s for s in have if s not in (a, "reference", "current")), None)
+    a, b = _picked(wanted, dict.fromkeys(have, 1))
+    if a is not None and a == b:
+        raise UsageError(f"--a and --b: {a!r} would be compared with itself; this dump has {', '.join(have)}")
     return a, b
 
 
-def scorings(shards: Sequence[Shard]) -> list[str]:
-    """Names of the scorings in the dump, by its first readable shard of each format."""
+def _picked(
+    wanted: tuple[str | None, str | None],
+    have: Mapping[str, int],
+    otherwise: tuple[str | None, str | None] = (None, None),
+) -> tuple[str | None, str | None]:
+    """`have`: scoring -> its records. A side that few records have does not stand for the dump. `otherwise`: where one
+    of the two is not there."""
+    a = wanted[0] or ("sampler" if have.get("sampler") else None)
+    most = max((n for s, n in have.items() if s in SCORERS and s != a), default=0)
+    b = wanted[1] or next((s for s in SCORERS if s != a and have.get(s) and 2 * have[s] >= most), None)
+    b = b or next((s for s in sorted(have) if have[s] and s not in (a, "reference")), None)
+    return otherwise if None in (a, b) and None not in otherwise else (a, b)
+
+
+def _records_of(survey: Survey) -> dict[str, int]:
+    """Scoring -> records of whose drawn tokens it speaks."""
+    names = {n.removesuffix("_dtype") for n in survey.facts if n.endswith("_dtype")}
+    return {name: survey.dump.counts.get(f"records with {name}", 0) for name in sorted(names)}
+
+
+def scorings(shards: Sequence[Shard], wanted: Sequence[str | None] = ()) -> list[str]:
+    """Names of the scorings in the dump, by its first readable shard of each format; by the others too, where those
+    lack what is `wanted`."""
     out: dict[str, None] = {}
     seen: set[str] = set()
+    rest: list[Shard] = []
     for shard in shards:
-        if shard.format in seen:
+        names = None if shard.format in seen else _peek(shard)
+        if names is None:
+            rest.append(shard)
             continue
-        names = _peek(shard)
-        if names is not None:
-            seen.add(shard.format)
-            out.update(dict.fromkeys(names))
+        seen.add(shard.format)
+        out.update(dict.fromkeys(names))
+    for shard in rest:
+        if all(name in out for name in wanted if name is not None):
+            break
+        out.update(dict.fromkeys(_peek(shard) or ()))
     return list(out)
 
 

@@ -16,6 +16,7 @@ from onepolicy.gates.bounds import DTYPES, default_preset
 from onepolicy.gates.bounds import load as load_preset
 from onepolicy.gates.judge import worst
 from onepolicy.integrity.base import Told
+from onepolicy.integrity.records import duplicate_findings
 from onepolicy.profiles import PROFILES, Profile
 from onepolicy.reduce import numeric_identity
 from onepolicy.signatures import Evidence
@@ -56,6 +57,7 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
         return _without_numbers(survey, dump, seen)
     evidence = evidence_of(survey, [f.code for f in seen])
     assert survey.sums is not None
+    seen += [*_about_copies(evidence), *_about_meaning(survey)]
     preset, note = _preset(survey, bounds)
     seen += note
     report = judged(
@@ -93,29 +95,86 @@ def _about_files(survey: Survey, dump: Dump) -> list[Finding]:
     counts = survey.dump.counts
     if dump.unreadable:
         paths = [p for u in dump.unreadable for p in u.paths]
-        message = (
-            f"{len(paths)} of {len(paths) + counts.get('files', 0)} files cannot be read: {dump.unreadable[0].why}"
-        )
+        all_files = len(paths) + counts.get("files", 0)
+        message = f"{len(paths)} of {all_files} files cannot be read: {_one_line(dump.unreadable[0].why)}"
         evidence = {"files": [{"paths": list(u.paths), "why": u.why} for u in dump.unreadable[:20]]}
         out.append(finding("files-unreadable", message, origin="run", evidence=evidence, place=paths[0]))
     if counts.get("files cut short"):
         spots = survey.dump.spots.get("cut short", [])
-        message = f"{counts['files cut short']} files end in the middle of a record: {spots[0].what if spots else ''}"
+        cut = _of(counts["files cut short"], "file")
+        message = f"{cut} that end in the middle of a record: {spots[0].what if spots else ''}"
         places = [s.place for s in spots]
         out.append(finding("files-unreadable", message, origin="run", evidence={"files": places}, place=places[0]))
+    out += _about_records(survey)
     if dump.skipped:
-        message = (
-            f"{len(dump.skipped)} files are of no format that is known, as {dump.skipped[0][0]}: {dump.skipped[0][1]}"
-        )
+        path, why = dump.skipped[0]
+        message = f"{_of(len(dump.skipped), 'file')} of no format that is known, as {path}: {why}"
         evidence = {"files": [list(x) for x in dump.skipped[:20]], "count": len(dump.skipped)}
         pickles = [path for path, _ in dump.skipped if path.endswith(PICKLES)]
         if pickles:  # that may well be what should have been audited
-            message = f"{len(pickles)} pickled files are of no format that is known, as {pickles[0]}; nothing was run"
+            message = (
+                f"{_of(len(pickles), 'pickled file')} of no format that is known, as {pickles[0]}; nothing was run"
+            )
             weight = {"severity": Severity.WARN, "outcome": Outcome.INCONCLUSIVE}
             out.append(finding("files-skipped", message, origin="run", evidence=evidence, **weight))
         else:
             out.append(finding("files-skipped", message, origin="run", evidence=evidence))
     return out
+
+
+def _of(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def _one_line(why: str) -> str:
+    """A refusal of a pickle has lines to copy below it; they are in the evidence."""
+    line, colon, _ = why.partition(":\n")
+    return f"{line}, as the JSON report shows" if colon else line
+
+
+def _about_records(survey: Survey) -> list[Finding]:
+    """Records that are in no number because one side does not speak of them, or because they are text."""
+    counts, (a, b) = survey.dump.counts, survey.names
+    out: list[Finding] = []
+    texts, records = counts.get("records of text only", 0), counts.get("records", 0)
+    if 0 < texts < records:  # a log for people beside the dump: nothing is wrong with it
+        message = f"{texts:,} of {records:,} records hold text only and are in no number"
+        out.append(finding("text-only", message, origin="run", severity=Severity.INFO, outcome=Outcome.PASS))
+    drawn = counts.get("records with drawn tokens", 0)
+    lacking = drawn - counts.get("records with both sides", 0)
+    if survey.sums is None or survey.sums.view == "fixed" or not 0 < lacking < drawn:
+        return out
+    head = "records with "
+    names = sorted(n.removesuffix("_dtype") for n in survey.facts if n.endswith("_dtype"))
+    have = {name: counts.get(head + name, 0) for name in names}
+    said = ", ".join(f"{name} {n:,}" for name, n in have.items())
+    message = f"{lacking:,} of {drawn:,} records lack log-probs of {a} or {b} and are in no number; there are: {said}"
+    out.append(finding("one-side-only", message, origin="run", evidence={"records": drawn, "lacking": lacking, **have}))
+    return out
+
+
+def _about_meaning(survey: Survey) -> list[Finding]:
+    """A side whose log-probs are declared to mean one thing in some files and another in others: no number is of
+    both."""
+    out: list[Finding] = []
+    for name in survey.names:
+        said = {k: n for k, n in survey.facts.get(f"{name}_semantics", {}).items() if k != "None"}
+        if len(said) > 1:
+            each = ", ".join(f"{what} in {n:,} records" for what, n in sorted(said.items()))
+            message = f"{name}: the files do not agree on what its log-probs are: {each}; audit them apart"
+            weight = {"severity": Severity.WARN, "outcome": Outcome.INCONCLUSIVE}
+            out.append(finding("semantics-differ", message, origin="run", evidence={"side": name, **said}, **weight))
+    return out
+
+
+def _about_copies(evidence: Evidence) -> list[Finding]:
+    """Sequences that are in the dump twice, of one step: a later step may well train on a reply again."""
+    found = evidence.rows[evidence.rows["n"] > 0]
+    with np.errstate(over="ignore"):
+        step = found["step"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    named = bool((found["id"] != found["content"]).any())
+    content, record = found["content"] ^ step, found["id"] ^ step
+    return duplicate_findings(content, record, surprisal=found["surprisal"], named=named)
 
 
 def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Report:
@@ -124,7 +183,7 @@ def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Rep
     texts, records = counts.get("records of text only", 0), counts.get("records", 0)
     have = ", ".join(sorted(n.removesuffix("_dtype") for n in survey.facts if n.endswith("_dtype"))) or "none"
     if texts and texts == records:
-        message = f"{texts} records hold text only, no token-level data: token ids and log-probs were not saved"
+        message = f"{_of(texts, 'record')} of text only, no token-level data: token ids and log-probs were not saved"
         missing = finding("text-only", message, origin="run")
     else:
         message = f"no record has log-probs of two sides; scorings in this dump: {have}"
@@ -165,7 +224,7 @@ def _preset(survey: Survey, bounds: str | None) -> tuple[str, list[Finding]]:
     if bounds is not None:
         return bounds, []
     said = [survey.facts.get(f"{name}_dtype", {}) for name in survey.names]
-    dtypes = [next((d for d in DTYPES if d in values), None) for values in said]
+    dtypes = [next((d for d in reversed(DTYPES) if d in values), None) for values in said]  # the coarsest of a side's
     if None not in dtypes:
         return default_preset(list(dtypes)), []
     message = "the dump does not tell the engines' dtypes: held against the bounds of bf16"
@@ -224,7 +283,8 @@ def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing
     """The corrections replayed; none is recommended while a finding above numerics is open."""
     if not survey.replays.groups:
         return []
-    above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and f.outcome is not Outcome.PASS), None)
+    quiet = lambda f: f.outcome is Outcome.PASS and f.severity is Severity.INFO
+    above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and not quiet(f)), None)
     steps = max(1, len(np.unique(evidence.rows["step"])))
     return [whatif.listing(survey.replays, max(1, evidence.n // steps), evidence.sums.histograms["log_ratio"], above)]
 
@@ -251,13 +311,14 @@ def _dashboard(survey: Survey) -> tuple[Listing, ...]:
     numbers = Accumulator.from_dict(survey.numbers)
     found = numbers.rows()
     steps = sorted({s for row in found for s in row.steps if s is not None})[:STEPS]
-    body = tuple(
-        (row.key.name, _digits(row.whole), *(_digits(row.steps.get(s)) for s in steps), row.why or row.key.quirks)
-        for row in found
-    )
-    head = (f"{numbers.dialect.name} key", "whole dump:", *(f"step {s}:" for s in steps), "quirks")
+    body = tuple((row.key.name, _digits(row.whole), *(_digits(row.steps.get(s)) for s in steps)) for row in found)
+    head = ("key", "whole dump:", *(f"step {s}:" for s in steps))
     said = ", ".join(f"{k}={v}" for k, v in numbers.options.items())
-    return (Listing(f"As {numbers.dialect.name} computes it", head, body, said),)
+    out = [Listing(f"As {numbers.dialect.name} computes it", head, body, said)]
+    quirks = tuple((row.key.name, row.why or row.key.quirks) for row in found if row.why or row.key.quirks)
+    if quirks:
+        out.append(Listing(f"What {numbers.dialect.name}'s names do not say", ("key", "quirk"), quirks))
+    return tuple(out)
 
 
 def _digits(x: float | None) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Converted:
     reasons: list[str] = field(default_factory=list[str])
     unreadable: list[str] = field(default_factory=list[str])
     scorings: tuple[str, ...] = ()
+    #: declarations of a scoring that the files do not share, and that the one file therefore cannot make
+    undeclared: tuple[str, ...] = ()
 
     def leave(self, why: str) -> None:
         self.left_out += 1
@@ -50,22 +53,53 @@ def convert(
     of the dump fits its tokens.
     """
     _require_output(output, overwrite)
-    found = detect(tuple(map(str, uris)), Files())
-    if not found.shards:
+    names = tuple(map(str, uris))
+    found = detect(names, Files())
+    shards = _without_output(found.shards, names, output)
+    if not shards:
         path, why = found.unclaimed[0] if found.unclaimed else ("", "no files")
         raise ContentError(f"no file of a known format: {path}: {why}")
     out = Converted()
     with tempfile.TemporaryDirectory(prefix=".onepolicy-", dir=output.resolve().parent) as folder:
         parts: list[Path] = []
-        for n, shard in enumerate(found.shards, start=1):
+        for n, shard in enumerate(shards, start=1):
             _convert_shard(out, shard, parts, Path(folder))
             if progress is not None:
-                progress(n, len(found.shards))
+                progress(n, len(shards))
         if not parts:
             why = [*out.reasons, *out.unreadable, "text only: no token ids" if out.texts else "no records"][0]
             raise ContentError(f"nothing to write: {why}")
-        _join(parts, output)
+        declared, out.undeclared = _declared(parts)
+        _join(parts, output, declared)
     return out
+
+
+def _without_output(shards: Sequence[Shard], uris: Sequence[str], output: Path) -> list[Shard]:
+    """What an earlier run wrote into the dump's own folder is no part of the dump, unless it is named."""
+    mine = str(output.resolve())
+    if any(os.path.realpath(uri) == mine for uri in uris):
+        return list(shards)
+    return [s for s in shards if all(os.path.realpath(path) != mine for path in s.paths)]
+
+
+def _declared(parts: Sequence[Path]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """What the parts declare of each scoring, joined: null where they do not say the same, and a line about that."""
+    import pyarrow.parquet as pq
+
+    out: dict[str, dict[str, Any]] = {}
+    differ: dict[str, None] = {}
+    for part in parts:
+        metadata: Any = pq.read_schema(part).metadata or {}  # pyright: ignore[reportUnknownMemberType]
+        for name, said in json.loads(metadata.get(b"onepolicy.scorings", b"{}")).items():
+            known = out.setdefault(name, dict(said))
+            for key, value in said.items():
+                if known[key] != value:
+                    differ[f"{name}.{key}"] = None
+    for name, said in out.items():
+        for key in said:
+            if f"{name}.{key}" in differ:
+                said[key] = {} if key == "fingerprint" else None
+    return out, tuple(differ)
 
 
 def _convert_shard(out: Converted, shard: Shard, parts: list[Path], folder: Path) -> None:
@@ -113,14 +147,14 @@ def _take(out: Converted, read: Any, parts: list[Path], folder: Path) -> None:
     storage.write(rollouts, parts[-1])
 
 
-def _join(parts: Sequence[Path], output: Path) -> None:
+def _join(parts: Sequence[Path], output: Path, declared: Mapping[str, Any]) -> None:
     """One file of all parts. A column that a part lacks is null there."""
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp{output.suffix}")
     try:
         if output.suffix.lower() == ".parquet":
-            _join_parquet(parts, temporary)
+            _join_parquet(parts, temporary, declared)
         else:
-            _join_lines(parts, temporary)
+            _join_lines(parts, temporary, declared)
         os.replace(temporary, output)
     except OSError as err:
         raise UsageError(f"cannot write {output}: {err.strerror or err}") from err
@@ -128,12 +162,23 @@ def _join(parts: Sequence[Path], output: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _join_parquet(parts: Sequence[Path], path: Path) -> None:
+def _schema(parts: Sequence[Path]) -> Any:
+    """All columns of all parts; one that is float32 in some and float64 in others is float64."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schemas = [pq.read_schema(p) for p in parts]  # pyright: ignore[reportUnknownMemberType]
-    fields = pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schemas[0].metadata)
+    return pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schemas[0].metadata)
+
+
+def _join_parquet(parts: Sequence[Path], path: Path, declared: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from onepolicy.values import json_text
+
+    fields = _schema(parts)
+    fields = fields.with_metadata({**fields.metadata, b"onepolicy.scorings": json_text("scorings", declared)})
     with pq.ParquetWriter(path, fields, compression="zstd", write_page_checksum=True) as writer:
         for part in parts:
             table: Any = pq.read_table(part)  # pyright: ignore[reportUnknownMemberType]
@@ -143,13 +188,18 @@ def _join_parquet(parts: Sequence[Path], path: Path) -> None:
             writer.write_table(table.select(fields.names).cast(fields))
 
 
-def _join_lines(parts: Sequence[Path], path: Path) -> None:
-    from onepolicy.records import to_records
+def _join_lines(parts: Sequence[Path], path: Path, declared: Mapping[str, Any]) -> None:
+    """The first record carries what is declared, of all of them."""
+    import pyarrow as pa
+
+    from onepolicy.records import HEADER_KEYS, to_records
     from onepolicy.values import json_text
 
+    single = sorted(f.name for f in _schema(parts) if getattr(f.type, "value_type", None) == pa.float32())
+    head = ({"scorings": declared} if declared else {}) | ({"float32": single} if single else {})
     with path.open("w", encoding="utf-8") as file:
-        for n, part in enumerate(parts):
+        for part in parts:
             for record in to_records(storage.read(part)):
-                if n:
-                    record.pop("scorings", None)
-                file.write(json_text("record", record) + "\n")
+                plain = {k: v for k, v in record.items() if k not in HEADER_KEYS}
+                file.write(json_text("record", plain | head) + "\n")
+                head = {}

@@ -69,7 +69,9 @@ class Survey:
         for key, sums in other.pairs.items():
             self.pairs[key] = sums if key not in self.pairs else self.pairs[key].merge(sums)
         for key, bins in other.profiles.items():
-            self.profiles.setdefault(key, Bins()).add(bins)
+            mine = self.profiles.setdefault(key, Bins())
+            mine.add(bins)
+            self.profiles[key] = mine.cut(PROFILES[key].most if key in PROFILES else 0)
         for mine, theirs in ((self.checks, other.checks), (self.extra, other.extra)):
             for key, counted in theirs.items():
                 mine.setdefault(key, Counted()).add(counted)
@@ -126,7 +128,7 @@ def survey_of(
     """One batch. `rollouts` None: nothing of it fits its tokens, only `settled` speaks. `replays`: with corrections.
     `dialect`: a framework's name and options: its metrics too."""
     out = Survey(names)
-    _count_records(out, rollouts, settled)
+    _count_records(out, rollouts, settled, names)
     if rollouts is None:
         empty = Rollouts(np.zeros(1, np.int64), {"token_ids": _no_ids()})
         out.checks = integrity.look_all(Batch(empty, (), (), None, None, settled))
@@ -189,7 +191,9 @@ def _unnamed(rollouts: Rollouts) -> dict[str, Any]:
     return {k: v for k, v in rollouts.records.items() if k != "record_id"}
 
 
-def _count_records(out: Survey, rollouts: Rollouts | None, settled: Settled | None) -> None:
+def _count_records(
+    out: Survey, rollouts: Rollouts | None, settled: Settled | None, names: tuple[str | None, str | None]
+) -> None:
     n = 0 if rollouts is None else len(rollouts)
     aside = 0 if settled is None else len(settled.aside)
     out.dump.count("records", n + aside)
@@ -197,6 +201,22 @@ def _count_records(out: Survey, rollouts: Rollouts | None, settled: Settled | No
     if rollouts is not None:
         out.dump.count("tokens", rollouts.n_tokens)
         out.dump.count("drawn tokens", int(rollouts.drawn.sum()))
+        _count_scored(out, rollouts, names)
+
+
+def _count_scored(out: Survey, rollouts: Rollouts, names: tuple[str | None, str | None]) -> None:
+    """Records with drawn tokens, and how many of them each scoring has said something about: a record that a side does
+    not speak of is in no number, and must be told."""
+    sequence = np.repeat(np.arange(len(rollouts)), rollouts.lengths)
+    some = lambda mask: np.bincount(sequence, mask, len(rollouts)) > 0
+    drawn = some(rollouts.drawn)
+    out.dump.count("records with drawn tokens", int(drawn.sum()))
+    has = {name: some(rollouts.drawn & s.logprobs.mask()) for name, s in rollouts.scorings.items()}
+    for name, records in has.items():
+        out.dump.count(f"records with {name}", int(records.sum()))
+    if None not in names:
+        both = [has.get(str(name), np.zeros(len(rollouts), dtype=bool)) for name in names]
+        out.dump.count("records with both sides", int((both[0] & both[1]).sum()))
 
 
 def _gather_facts(out: Survey, rollouts: Rollouts) -> None:

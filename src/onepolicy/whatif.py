@@ -61,8 +61,9 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 SIGNED = ("off_policy_reject", "tv_mask", "binary_kl_mask", "vaco_mask")
 #: Corrections of the policy that is being updated: the dump's scorer stands for it.
 CURRENT = ("off_policy_reject",)
-#: What is added up for each, over trained tokens. `off`: |w - r|, how far the weight is from the ratio.
-SUMS = ("w", "w2", "moved", "off", "gradient")
+#: What is added up for each, over trained tokens. `off`: |w - r|, how far the weight is from the ratio. Where every
+#: token has an advantage A, `gradient` besides: w |A|.
+SUMS = ("w", "w2", "moved", "off")
 #: `m2po` drops the largest d^2 until their mean is at most this.
 M2PO = 0.04
 
@@ -134,16 +135,15 @@ def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
     c = run(**inputs, **OPTIONS.get(name, {}))
     keep, trained = np.asarray(c.keep), batch.trained
     w = np.where(keep, c.weights, 0.0).astype(np.float64)
-    gradient = w if batch.advantages is None else w * np.abs(batch.advantages)
     columns = {"w": w, "w2": w * w, "moved": np.abs(w - 1.0), "off": np.abs(w - batch.ratio)}
     for what, x in columns.items():
         key = f"{name}:{what}"
         out.totals.sums[key] = out.totals.sums.get(key, 0) + _total(x if batch.all_trained else x * trained, batch)
-    key = f"{name}:gradient"
-    same = batch.advantages is None
-    more = out.totals.sums[f"{name}:w"] if same else out.totals.sums.get(key, 0) + _total(gradient * trained, batch)
-    out.totals.sums[key] = more
-    out.totals.greatest(f"{name}:largest", float((gradient * trained).max(initial=0.0)))
+    out.totals.greatest(f"{name}:largest", float((w * trained).max(initial=0.0)))
+    if batch.advantages is not None:
+        size = w * np.abs(batch.advantages) * trained
+        out.totals.sums[f"{name}:gradient"] = _total(size, batch)
+        out.totals.greatest(f"{name}:largest gradient", float(size.max(initial=0.0)))
     _count(out, name, keep & trained, batch)
     _mark_groups(out, bit, batch, keep & trained)
 
@@ -236,11 +236,20 @@ def _row(found: WhatIf, bit: int, name: str, batch_tokens: int) -> Row | None:
     return Row(
         name, REPLAYS[name][1], t.counts[f"{name}:kept"] / n, short, long, of("reward positive"), of("reward other"),
         total["w"] ** 2 / (n * total["w2"]) if total["w2"] else 0.0, total["moved"] / n,
-        t.most[f"{name}:largest"] / total["gradient"] if total["gradient"] else math.nan,
+        _largest(found, name, total["w"]),
         t.counts[f"{name}:emptied"] / max(1, t.counts[f"{name}:sequences"]),
         sum(not bits >> bit & 1 for bits in mine) / max(1, len(mine)), bias,
         bias**2 + total["w2"] / n / max(1, batch_tokens),
     )  # fmt: skip
+
+
+def _largest(found: WhatIf, name: str, weights: float) -> float:
+    """The largest token's share of the gradient: of w |A| where the whole dump has advantages, else of w."""
+    t, key = found.totals, f"{name}:gradient"
+    if found.why_not or key not in t.sums:
+        return t.most[f"{name}:largest"] / weights if weights else math.nan
+    total = to_float(t.sums[key])
+    return t.most[f"{name}:largest gradient"] / total if total else math.nan
 
 
 def _share(counts: Mapping[str, int], part: str, whole: str) -> float | None:

@@ -72,7 +72,7 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "one-sided-gap": _one_sided,
     "staleness": of("staleness", "stale-lag-1"),
     "stale-prefix-cache": of("stale-prefix-cache", "stale-cache", tokens=12000),
-    "changes-inside-reply": of("changes-inside-reply", "hidden-update", tokens=12000),
+    "changes-inside-reply": of("changes-inside-reply", "hidden-update", tokens=16000),
     "changes-at-one-place": of("changes-at-one-place", "chunk-boundary"),
     "grows-with-position": of("grows-with-position", "grows-with-position"),
     "rope-differs": _rope,

@@ -99,10 +99,12 @@ def test_c15_both_temperatures_are_fitted() -> None:
     assert "no fix" in found.message
 
 
-def test_c15_the_naive_fix_is_no_temperature() -> None:
+def test_c15_the_naive_fix_is_named_as_what_it_is() -> None:
     case = given("C15")
     r = rescored(pair(case["naive_fix"], case["trainer_logprobs"], case["token_ids"]), case["logits"])
-    assert "temperature-mismatch" not in {f.code for f in causes(r)}
+    found = one(r, "temperature-mismatch")
+    assert found.evidence["divided"] == {"sampler": pytest.approx(case["temperature"], abs=NEAR)}
+    assert "no distribution" in found.message
 
 
 def test_c15_chosen_log_probs_alone_name_no_temperature() -> None:

@@ -10,7 +10,7 @@ import typer
 from onepolicy.cli import options
 
 Dump = Annotated[
-    list[str], typer.Argument(metavar="DUMP...", help="Files, folders, globs ('s3://bucket/run7/**.parquet').")
+    list[str], typer.Argument(metavar="DUMP", help="Files, folders, globs ('s3://bucket/run7/**.parquet').")
 ]
 SideA = Annotated[str | None, typer.Option("--a", metavar="NAME", help="The side that drew. Default: sampler.")]
 SideB = Annotated[

@@ -30,12 +30,18 @@ def convert(dump: Dump, output: Output, overwrite: options.Overwrite = False) ->
     with progress("converting", "shards") as told:
         done = run(dump, output, told, overwrite)
     sides = ", ".join(done.scorings) or "no log-probs"
-    say(f"{done.records:,} records, {done.tokens:,} tokens, scorings: {sides}; saved in {output}")
+    say(f"{_counted(done.records, 'record')}, {done.tokens:,} tokens, scorings: {sides}; saved in {output}")
     for why in (*done.reasons, *done.unreadable):
         say(f"left out: {escaped(why, 300)}")
     if done.texts:
-        say(f"left out: {done.texts:,} records of text only: no token ids")
+        say(f"left out: {_counted(done.texts, 'record')} of text only: no token ids")
+    if done.undeclared:
+        say(f"not declared, since the files differ in it: {escaped(', '.join(done.undeclared), 300)}")
     more = done.left_out - len(done.reasons)
     if more > 0:
-        say(f"left out: {more:,} more records")
+        say(f"left out: {_counted(more, 'more record')}")
     return 3 if done.left_out or done.unreadable or done.texts else 0
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

@@ -48,7 +48,9 @@ def _told(message: str, code: int, argv: Sequence[str]) -> int:
         traceback.print_exc()
     from onepolicy.report.text import escaped
 
-    print(f"error: {escaped(message, 2000)}", file=sys.stderr)
+    line, colon, lines = message.partition(":\n    ")  # indented lines below the one: something to copy
+    shown = [escaped(f"error: {line}{colon.rstrip()}", 2000), *(escaped(x, 200) for x in f"    {lines}".split("\n"))]
+    print("\n".join(shown if colon else [escaped(f"error: {message}", 2000)]), file=sys.stderr)
     return code
 
 

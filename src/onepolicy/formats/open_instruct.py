@@ -1,7 +1,7 @@
 """open-instruct's traces: `{run}_rollouts_{shard}.jsonl`, one sequence a line, the sampler's log-probs only.
 
 `prompt_tokens` and `response_tokens` are ids, `logprobs` has one value for each response token. There is no trainer
-side: a scorer has to fill it in. Layout: `save_traces` of allenai/open-instruct (reference of this project, 1.11).
+side: a scorer has to fill it in. Layout: `save_traces` in https://github.com/allenai/open-instruct.
 """
 
 from __future__ import annotations

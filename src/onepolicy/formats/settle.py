@@ -79,8 +79,9 @@ def _faults(raw: RawRecord) -> list[Fault]:
     ids: NDArray[Any] = raw.token_ids
     if n == 0:
         fault("broken", "token_ids", 0, None, "no tokens")
-    elif ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= 2**31:
-        fault("value", "token_ids", None, None, f"got {ids.min()} to {ids.max()}, wanted ids of at least 0")
+        return out
+    if ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= 2**31:
+        fault("value", "token_ids", None, None, f"got {ids.min()} to {ids.max()}, wanted 0 to {2**31 - 1}")
     if not 0 <= prompt <= n:
         fault("length", "prompt_length", prompt, n)
         return out

@@ -10,6 +10,9 @@ from onepolicy.profiles.base import Bins, Profile, Seen, profiled
 
 __all__ = ["PROFILES", "Bins", "Profile", "Seen", "profiled"]
 
+#: Names out of a dump that are told apart.
+MOST = 256
+
 PROFILES: dict[str, Profile] = {
     p.key: p
     for p in (
@@ -37,10 +40,11 @@ PROFILES: dict[str, Profile] = {
         Profile("span", "replies of several versions", bins.span, "policy_version"),
         Profile("reused", "cached prefix's own tokens", bins.reused, "cached_prefix_length"),
         Profile("step", "training step", bins.of_record("step"), "step", "record"),
+        Profile("scorer_version", "scorer's weights", bins.of_record("scorer_version"), "scorer_version", "record"),
         Profile("turn", "turn", bins.of_record("turn"), "turn", "record"),
-        Profile("env", "environment", bins.of_record("env_id"), "env_id", "record"),
-        Profile("replica", "sampler's replica", bins.of_record("replica_id"), "replica_id", "record"),
-        Profile("finish", "finish reason", bins.of_record("finish_reason"), "finish_reason", "record"),
+        Profile("env", "environment", bins.of_record("env_id"), "env_id", "record", most=MOST),
+        Profile("replica", "sampler's replica", bins.of_record("replica_id"), "replica_id", "record", most=MOST),
+        Profile("finish", "finish reason", bins.of_record("finish_reason"), "finish_reason", "record", most=MOST),
         Profile("length", "length of the reply", bins.length, level="record"),
         Profile("cached", "prefix cache", bins.cached, "cached_prefix_length", "record"),
         Profile("padding", "padding in the scorer's batch", bins.padding, "padding_length", "record"),

@@ -32,6 +32,8 @@ _SCALED_UNIT = 64.0
 #: |d| is binned by its float32 bits down to 3 mantissa bits: quantiles within 6% relative.
 _SHIFT = 20
 
+#: The bin of what is left of a profile with too many of them.
+OTHERS = "(others)"
 #: What a bin holds, in the order of `Bins.table`'s rows.
 FIELDS = ("n", "sequences", "d", "abs", "ratio", "above", "dd", "nd", "aa", "na", "nn", "cut")
 FIELDS += ("scaled", "ss", "ns", "square")
@@ -75,7 +77,7 @@ class Seen:
         d = np.clip(self.d, -_MOST, _MOST)
         scaled = {"d": np.rint(d * 2.0**BITS), "ratio": np.rint(cut * 2.0**BITS)}
         scaled |= {"scaled": np.rint(np.minimum(self.scaled, MOST_SCALED) * 2.0**BITS)}
-        scaled |= {"square": np.rint(np.minimum(self.d * self.d, 2.0**16) * 2.0**BITS)}
+        scaled |= {"square": np.rint(np.minimum(d * d, 2.0**16) * 2.0**BITS)}
         return scaled | {"abs": np.abs(scaled["d"]), "above": (self.d > 0).astype(np.float64)}
 
     @cached_property
@@ -149,7 +151,7 @@ class Profile:
     """One way to cut the tokens. `needs`: the column it reads, for the line that says why it is missing.
 
     `level` record: all tokens of a sequence are in one bin, and `bins` gives `[S]`. `order`: of labels that are no
-    numbers.
+    numbers. `most`: bins that are kept apart, 0: all; names come from the dump, and may be as many as its records.
     """
 
     key: str
@@ -158,6 +160,7 @@ class Profile:
     needs: str = ""
     level: str = "token"
     order: tuple[str, ...] = ()
+    most: int = 0
 
     def place_of(self, label: str) -> tuple[int, float, str]:
         """Sorts labels: as `order` has them, else numbers by value, before words."""
@@ -179,6 +182,19 @@ class Bins:
             into = self.sizes.setdefault(label, {})
             for code, n in sizes.items():
                 into[code] = into.get(code, 0) + n
+
+    def cut(self, most: int) -> Bins:
+        """The first `most` bins, all others as one: the same for any split, since a bin that is among the first of all
+        is among the first of any part."""
+        names = [k for k in self.labels() if k != OTHERS]
+        if not most or len(names) <= most:
+            return self
+        gone = {*names[most:], OTHERS}
+        out = Bins({k: v for k, v in self.table.items() if k not in gone}, {k: self.sizes[k] for k in names[:most]})
+        out.add(Bins({OTHERS: [sum(x) for x in zip(*(self.table[k] for k in self.table if k in gone), strict=True)]}))
+        for label in (k for k in self.sizes if k in gone):
+            out.add(Bins({}, {OTHERS: self.sizes[label]}))
+        return out
 
     def to_dict(self) -> dict[str, Any]:
         sizes = {k: [sorted(v), [v[c] for c in sorted(v)]] for k, v in sorted(self.sizes.items())}
@@ -266,76 +282,84 @@ def profiled(seen: Seen, profile: Profile) -> Bins | None:
     if found is None:
         return None
     bins, labels = found
-    if profile.level == "record":
-        return _by_sequence(seen, bins, labels)
-    return _by_token(seen, bins, labels)
+    made = (_by_sequence if profile.level == "record" else _by_token)(seen, bins, labels)
+    return made.cut(profile.most)
+
+
+#: Sums over the sequences of each bin: `[cells]` -> `[bins]`, exact for whole numbers.
+Fold = Callable[[FloatArray], FloatArray]
 
 
 def _by_token(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
+    """A cell is a sequence's share of a bin; where most cells would be empty, only those that are there are made."""
     width, rows = len(labels), len(seen.rollouts)
     inside = bins >= 0
     every = bool(inside.all())
     pick = (lambda x: x) if every else (lambda x: x[inside])
     bins = pick(bins)
-    key = pick(seen.sequence) * width + bins
-    size = width * rows
-    each: dict[str, FloatArray] = {
-        k: np.bincount(key, pick(v), size).reshape(rows, width).astype(np.float64) for k, v in seen.units.items()
-    }
-    each["n"] = np.bincount(key, minlength=size).reshape(rows, width).astype(np.float64)
-    sizes = np.bincount(bins * (1 << 12) + pick(seen.size_codes), minlength=width << 12).reshape(width, 1 << 12)
-    return _totals(each, sizes, labels)
+    key, size = pick(seen.sequence) * width + bins, width * rows
+    fold: Fold = lambda x: x.reshape(rows, width).sum(axis=0)
+    if size > 4 * len(bins) + (1 << 16):
+        there, key = np.unique(key, return_inverse=True)
+        size = len(there)
+        fold = lambda x: np.bincount(there % width, x, width)
+    each: dict[str, FloatArray] = {k: np.bincount(key, pick(v), size).astype(np.float64) for k, v in seen.units.items()}
+    each["n"] = np.bincount(key, minlength=size).astype(np.float64)
+    return _totals(each, fold, _sizes(bins, pick(seen.size_codes), labels), labels)
 
 
 def _by_sequence(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
-    """All tokens of a sequence are in one bin: its sums are moved there whole."""
+    """All tokens of a sequence are in one bin: a sequence is a cell."""
     width, rows = len(labels), len(seen.rollouts)
     use = bins >= 0
-    sums = {k: np.bincount(seen.sequence, v, rows)[use].astype(np.float64) for k, v in seen.units.items()}
-    sums["n"] = seen.counts[use].astype(np.float64)
-    of_token = np.where(use, bins, 0)[seen.sequence]
+    each = {k: np.bincount(seen.sequence, v, rows)[use].astype(np.float64) for k, v in seen.units.items()}
+    each["n"] = seen.counts[use].astype(np.float64)
     inside = use[seen.sequence]
-    keys = (of_token << 12) + seen.size_codes
-    sizes = np.bincount(keys[inside], minlength=width << 12).reshape(width, 1 << 12)
-    each: dict[str, FloatArray] = {k: np.zeros((int(use.sum()), width)) for k in sums}
-    row = np.arange(int(use.sum()))
-    for k, v in sums.items():
-        each[k][row, bins[use]] = v
-    return _totals(each, sizes, labels)
+    sizes = _sizes(bins[seen.sequence][inside], seen.size_codes[inside], labels)
+    return _totals(each, lambda x: np.bincount(bins[use], x, width), sizes, labels)
 
 
-def _totals(each: Mapping[str, FloatArray], sizes: IntArray, labels: Sequence[str]) -> Bins:
-    """`[sequences, bins]` sums of each term, in units, into one integer a bin."""
+def _sizes(bins: IntArray, codes: IntArray, labels: Sequence[str]) -> dict[str, dict[int, int]]:
+    """How many tokens of each bin have a |d| of each code."""
+    if len(labels) <= 64:
+        counts = np.bincount((bins << 12) + codes, minlength=len(labels) << 12)
+        keys = np.flatnonzero(counts)
+        counts = counts[keys]
+    else:
+        keys, counts = np.unique((bins << 12) + codes, return_counts=True)
+    out: dict[str, dict[int, int]] = {}
+    starts = np.searchsorted(keys, np.arange(len(labels) + 1) << 12)
+    for label, lo, hi in zip(labels, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        if hi > lo:
+            out[label] = dict(zip((keys[lo:hi] & 0xFFF).tolist(), counts[lo:hi].tolist(), strict=True))
+    return out
+
+
+def _totals(
+    each: Mapping[str, FloatArray], fold: Fold, sizes: dict[str, dict[int, int]], labels: Sequence[str]
+) -> Bins:
+    """`[cells]` sums of each term, in units, into one integer a bin."""
     n, d, a = each["n"], each["d"] / 2.0**BITS, each["abs"] / 2.0**BITS
     cut = (np.abs(d) > _MOST_SUM) | (a > _MOST_SUM)
     d, a = np.clip(d, -_MOST_SUM, _MOST_SUM), np.minimum(a, _MOST_SUM)
     s = np.minimum(each["scaled"] / 2.0**BITS / _SCALED_UNIT, _MOST_SUM)
-    rows: dict[str, list[int]] = {
-        "n": _whole(n), "sequences": _whole((n > 0).astype(np.float64)), "d": _whole(each["d"]),
-        "abs": _whole(each["abs"]), "ratio": _whole(each["ratio"]), "above": _whole(each["above"]),
-        "dd": _squares(d * d), "nd": _squares(n * d), "aa": _squares(a * a), "na": _squares(n * a),
-        "nn": _whole(n * n), "cut": _whole(cut.astype(np.float64)),
-        "scaled": _whole(each["scaled"]), "ss": _squares(s * s), "ns": _squares(n * s),
-        "square": _whole(each["square"]),
-    }  # fmt: skip
-    out = Bins()
-    for i, label in enumerate(labels):
-        if rows["n"][i]:
-            out.table[label] = [rows[name][i] for name in FIELDS]
-            found = np.flatnonzero(sizes[i])
-            out.sizes[label] = dict(zip(found.tolist(), sizes[i][found].tolist(), strict=True))
-    return out
+    counts = {"n": n, "sequences": (n > 0).astype(np.float64), "nn": n * n, "cut": cut.astype(np.float64)}
+    counts |= {k: each[k] for k in ("d", "abs", "ratio", "above", "scaled", "square")}
+    squares = {"dd": d * d, "nd": n * d, "aa": a * a, "na": n * a, "ss": s * s, "ns": n * s}
+    rows = {k: _whole(x, fold) for k, x in counts.items()} | {k: _squares(x, fold) for k, x in squares.items()}
+    there = [i for i, n_of in enumerate(rows["n"]) if n_of]
+    return Bins({labels[i]: [rows[name][i] for name in FIELDS] for i in there}, sizes)
 
 
-def _whole(x: FloatArray) -> list[int]:
-    """Column sums of whole numbers below 2^53 each, exact: high and low halves are added apart."""
+def _whole(x: FloatArray, fold: Fold) -> list[int]:
+    """Sums of whole numbers below 2^53 each, exact: high and low halves are added apart."""
     high = np.floor(x / 2.0**26)
     low = x - high * 2.0**26
-    return [(int(h) << 26) + int(v) for h, v in zip(high.sum(axis=0).tolist(), low.sum(axis=0).tolist(), strict=True)]
+    return [(int(h) << 26) + int(v) for h, v in zip(fold(high).tolist(), fold(low).tolist(), strict=True)]
 
 
-def _squares(x: FloatArray) -> list[int]:
-    """Column sums of squares of nats, each rounded once to 2^-SQUARE_BITS."""
+def _squares(x: FloatArray, fold: Fold) -> list[int]:
+    """Sums of squares of nats, each rounded once to 2^-SQUARE_BITS."""
     high = np.floor(x * 2.0 ** (SQUARE_BITS - 30))
     low = np.rint((x - high * 2.0 ** (30 - SQUARE_BITS)) * 2.0**SQUARE_BITS)
-    return [(int(h) << 30) + int(v) for h, v in zip(high.sum(axis=0).tolist(), low.sum(axis=0).tolist(), strict=True)]
+    return [(int(h) << 30) + int(v) for h, v in zip(fold(high).tolist(), fold(low).tolist(), strict=True)]

@@ -25,6 +25,8 @@ from onepolicy.types import FloatArray
 
 #: T_scorer / T_sampler that is tried.
 RANGE = (0.2, 5.0)
+#: Entropies of a vocabulary of at most e^30 tokens; what lies outside is none.
+MOST_ENTROPY = 30.0
 #: Contexts are cut in two at this entropy: a temperature is the same in both, what bends the logits is not.
 OPEN = 1.0
 _PRODUCTS = ("dd", "dx", "xx", "dv", "xv", "vv")
@@ -36,10 +38,10 @@ def look(out: Counted, side: str, own: FloatArray, seen: Seen) -> None:
     if told is None:
         return
     entropy = told[seen.at]
-    use = np.isfinite(entropy)
+    use = (entropy >= 0.0) & (entropy < MOST_ENTROPY)
     varentropy = getattr(seen.pairs, f"{side}_varentropy")
     v = np.zeros(len(own)) if varentropy is None else np.nan_to_num(varentropy[seen.at])
-    d, x, v = clipped(seen.d)[use], np.maximum(own[use], -100.0) + entropy[use], np.minimum(v[use], 1e3)
+    d, x, v = clipped(seen.d)[use], np.maximum(own[use], -100.0) + entropy[use], np.clip(v[use], 0.0, 1e3)
     wide = entropy[use] >= OPEN
     products = {"dd": d * d, "dx": d * x, "xx": x * x, "dv": d * v, "xv": x * v, "vv": v * v}
     for name, group in (("", slice(None)), ("closed", ~wide), ("open", wide)):

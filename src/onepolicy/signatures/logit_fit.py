@@ -62,13 +62,14 @@ def source(seen: Seen) -> tuple[str, Any] | None:
 
 def _rows(out: Counted, x: FloatArray, seen: Seen, rows: slice) -> None:
     ids = seen.pairs.token_ids[seen.at[rows]].astype(np.int64)
-    told = np.isfinite(x).any(axis=1) & (ids < x.shape[1])
+    told = np.isfinite(x).any(axis=1) & (ids < x.shape[1]) & (ids >= 0)
     x, ids = x[told], ids[told]
     a, b = seen.a[rows][told], seen.b[rows][told]
     level = np.abs(_log_sum(x)) > 1e-3
     out.count("tokens", len(x))
     out.count("logits", int(level.sum()))
     keep(out, dd=clipped(b - a) ** 2)
+    _divided(out, x[np.arange(len(ids)), ids] - _log_sum(x), a, b)
     likeliest = x.argmax(axis=1)
     for key, values in _candidates(x):
         if not key.startswith("temperature"):
@@ -77,6 +78,14 @@ def _rows(out: Counted, x: FloatArray, seen: Seen, rows: slice) -> None:
         for side, told_by in (("a", a), ("b", b)):
             left = f"{side}:{key}"
             out.sums[left] = out.sums.get(left, 0) + total(clipped(np.nan_to_num(told_by - fitted)) ** 2)
+
+
+def _divided(out: Counted, plain: FloatArray, a: FloatArray, b: FloatArray) -> None:
+    """Log-probs divided by a temperature, as if they were logits: no distribution, and met in the field."""
+    for t in TEMPERATURES:
+        for side, told_by in (("a", a), ("b", b)):
+            left = f"{side}:divided:{t}"
+            out.sums[left] = out.sums.get(left, 0) + total(clipped(np.nan_to_num(told_by - plain / t)) ** 2)
 
 
 def _candidates(x: FloatArray) -> Iterator[tuple[str, FloatArray]]:
@@ -108,9 +117,9 @@ def gap(counted: Counted) -> float:
     return math.sqrt(max(0.0, read(counted, "dd")) / max(1, tokens(counted)))
 
 
-def temperature(counted: Counted, side: str) -> Best:
-    """The best temperature, refined by a parabola through its neighbours in 1 / T."""
-    left = [read(counted, f"{side}:temperature:{t}") for t in TEMPERATURES]
+def temperature(counted: Counted, side: str, kind: str = "temperature") -> Best:
+    """The best temperature, refined by a parabola through its neighbours in 1 / T. `kind` divided: of log-probs."""
+    left = [read(counted, f"{side}:{kind}:{t}") for t in TEMPERATURES]
     n, k = max(1, tokens(counted)), int(np.argmin(left))
     if 0 < k < len(left) - 1 and left[k] > 1e-9 * n:
         x = [1 / TEMPERATURES[k + j] for j in (-1, 0, 1)]

@@ -11,6 +11,7 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.codes.kind import OPEN, WARN
 from onepolicy.profiles.base import Bins
+from onepolicy.signatures import places
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.contrast import SEQUENCES, SURE, needed, told
 from onepolicy.types import Finding
@@ -66,6 +67,8 @@ def _against(e: Evidence, scaled: list[float], growth: float, trend: float) -> s
         return f"the last quarter's gap is {growth:.2g} times the first's at equal probability"
     if scaled[3] < STILL * scaled[2] or scaled[2] - scaled[0] < ON_THE_WAY * (scaled[3] - scaled[0]):
         return "the gap does not grow all along the reply, it changes at one place"
+    if places.one_place(e).verdict == "fits":
+        return "it changes at one place of the replies, early in long ones and late in short ones"
     if _steady_by_place(e):
         return "at one place in the reply the gap is the same in short and long replies and does not grow"
     return "the gap is at repeated tokens, which grow more frequent along a reply" if _at_repeats(e) else ""
@@ -141,5 +144,4 @@ def _settings(e: Evidence, name: str) -> dict[str, Any]:
 
 SIGNATURE = Signature(
     "position", "grows-with-position", "the gap grows along the reply", judge, needs=("replies of 16 tokens",),
-    rivals=("one_place",),
 )  # fmt: skip

@@ -25,6 +25,8 @@ ALONE = float(np.log(0.3))
 #: How far beyond top_p the scorer's probability must be for the set to hold one token whatever rounding does.
 MARGIN = 0.02
 FEWEST, SHARE = 5, 0.9
+#: Nearly certain tokens: common in a whole softmax, rare after a renormalisation, which makes most of them certain.
+NEARLY, RARE = -0.01, 0.25
 _TRUNCATION = ("top_p", "top_k", "min_p")
 #: A parameter -> (does its value make sense, what would).
 SENSIBLE: dict[str, tuple[Any, str]] = {
@@ -51,6 +53,8 @@ def look(seen: Seen) -> Counted:
         out.count(f"{name}:tokens", n(here))
         out.count(f"{name}:zero", n(here & zero & (seen.b >= ALONE)))
         out.count(f"{name}:zero far", n(here & zero & (seen.b < ALONE)))
+        out.count(f"{name}:certain", n(here & (seen.a >= -1e-6)))
+        out.count(f"{name}:nearly", n(here & (seen.a < -1e-6) & (seen.a > NEARLY)))
         out.count(f"{name}:alone", n(here & alone))
         out.count(f"{name}:alone not 0", n(here & alone & (seen.a < CERTAIN)))
         out.count(f"{name}:alone as the scorer", n(here & alone & (np.abs(seen.d) < 0.3 * np.abs(seen.b))))
@@ -151,11 +155,16 @@ def _zeros(seen: Counted, evidence: Evidence) -> _Found:
 
 
 def _not_processed(seen: Counted, evidence: Evidence) -> _Found:
-    """Declared renormalised, yet not 0 where the kept set has one token."""
-    alone, not_zero, equal = (
-        seen.counts.get(f"processed:{w}", 0) for w in ("alone", "alone not 0", "alone as the scorer")
-    )
+    """Declared renormalised, yet not 0 where the kept set has one token.
+
+    A scorer that replays the sets is renormalised too, and gives more than top_p to tokens that were not alone: then
+    nearly certain values are rare on the sampler's side.
+    """
+    c = lambda what: seen.counts.get(f"processed:{what}", 0)
+    alone, not_zero, equal = c("alone"), c("alone not 0"), c("alone as the scorer")
     if alone < 2 * FEWEST or not_zero < SHARE * alone or equal < SHARE * alone:
+        return None
+    if c("nearly") < max(FEWEST, RARE * c("certain")):
         return None
     on = told(switched_on(evidence, *_TRUNCATION))
     message = (

@@ -12,9 +12,9 @@ from onepolicy.profiles.base import Seen
 from onepolicy.profiles.bins import reused
 from onepolicy.rows import MISSING, Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import RATIO, SURE, Contrast, contrast, needed, told
+from onepolicy.signatures.contrast import SURE, Contrast, contrast, needed, told
 from onepolicy.signatures.scale import spots
-from onepolicy.types import BoolArray, FloatArray
+from onepolicy.types import FloatArray, IntArray
 
 _CACHED, _FRESH = ("cached prefix",), ("not cached",)
 #: Tokens whose gap is in a cached prefix and nowhere else, to name the cache without statistics.
@@ -100,38 +100,36 @@ def stale(e: Evidence) -> Answer:
 
 
 def _since(e: Evidence) -> tuple[str, int] | None:
-    """("version" or "step", the first one whose cached prefixes have a gap); None if the first has one already."""
+    """("version" or "step", the first one whose cached prefixes have a gap); None if the first has one already, or if
+    it has too few replies to say that it has none."""
     for name, column in (("version", "scorer_version"), ("version", "version_last"), ("step", "step")):
         rows = e.rows[(e.rows["n"] > 0) & (e.rows["cached"] != MISSING) & (e.rows[column] != MISSING)]
         values = np.unique(rows[column])
-        if len(values) < 2:
-            continue
-        larger = [bool(_row_contrast(rows[rows[column] == v]) >= RATIO) for v in values.tolist()]
-        first = next((i for i, x in enumerate(larger) if x), None)
-        if first:
-            before, after = (rows[rows[column] < values[first]], rows[rows[column] >= values[first]])
-            if _row_z(before) < SURE / 2 and _row_contrast(before) < 1.2 and _row_z(after) >= needed(len(after) // 2):
-                return name, int(values[first])
-        return None
+        if len(values) >= 2:
+            first = _first_with_gap(rows, rows[column], values)
+            return None if first is None else (name, first)
     return None
 
 
-def _means(rows: Rows, where: BoolArray) -> FloatArray:
-    return rows["scaled"][where] / rows["n"][where]
+def _first_with_gap(rows: Rows, column: IntArray, values: IntArray) -> int | None:
+    """The first value from which on cached prefixes have a gap, where those before it have less than a third of it."""
+    for value in values[1:].tolist():
+        before, after = _difference(rows[column < value]), _difference(rows[column >= value])
+        now = _difference(rows[column == value])
+        if before is None or after is None or now is None or now[0] < 0.5 * after[0]:
+            continue
+        clear = after[0] >= needed(int((column >= value).sum()) // 2) * after[1]
+        return value if clear and before[0] + 3 * before[1] < after[0] / 3 else None
+    return None
 
 
-def _row_contrast(rows: Rows) -> float:
-    """Mean gap of replies with a cached prefix over that of those without one."""
-    sides = [_means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)]
-    return float(sides[0].mean() / max(sides[1].mean(), 1e-12)) if min(map(len, sides)) >= 3 else 1.0
-
-
-def _row_z(rows: Rows) -> float:
-    x, y = _means(rows, rows["cached"] > 0), _means(rows, rows["cached"] == 0)
+def _difference(rows: Rows) -> tuple[float, float] | None:
+    """Mean gap of replies with a cached prefix less that of those without one, and its standard error."""
+    x, y = (rows["scaled"][inside] / rows["n"][inside] for inside in (rows["cached"] > 0, rows["cached"] == 0))
     if min(len(x), len(y)) < 3:
-        return 0.0
+        return None
     error = float(np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)))
-    return float(x.mean() - y.mean()) / error if error else 0.0
+    return float(x.mean() - y.mean()), error
 
 
 def padding(e: Evidence) -> Answer:

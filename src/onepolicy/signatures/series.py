@@ -63,9 +63,14 @@ def course(gaps: Sequence[float]) -> Course:
     )
 
 
+def _by_step(e: Evidence) -> Bins | None:
+    """The gap by training step, or by the scorer's version where steps are not told."""
+    return e.profiles.get("step") or e.profiles.get("scorer_version")
+
+
 def never_updated(e: Evidence) -> Answer:
     """The gap grows without end while the declared lag stays bounded: the sampler's weights do not move."""
-    bins = e.profiles.get("step")
+    bins = _by_step(e)
     steps = bins.labels() if bins is not None else []
     if bins is None or len(steps) < STEPS:
         return Answer("lacks", f"needs {STEPS} steps or more (column step)")
@@ -127,14 +132,15 @@ def _norms(e: Evidence) -> dict[str, Any]:
 def lags_by_step(e: Evidence) -> list[float]:
     """Mean declared lag of each step's replies; empty where versions are not told."""
     rows = e.rows[(e.rows["version_first"] != MISSING) & (e.rows["scorer_version"] != MISSING) & (e.rows["n"] > 0)]
-    rows = rows[rows["step"] != MISSING]
+    told_by = "step" if (rows["step"] != MISSING).any() else "scorer_version"
+    rows = rows[rows[told_by] != MISSING]
     lag = rows["scorer_version"] - rows["version_first"]
-    return [float(lag[rows["step"] == s].mean()) for s in np.unique(rows["step"]).tolist()]
+    return [float(lag[rows[told_by] == s].mean()) for s in np.unique(rows[told_by]).tolist()]
 
 
 def jumped(e: Evidence) -> Answer:
     """At one step the gap becomes several times what it was, and stays there."""
-    bins = e.profiles.get("step")
+    bins = _by_step(e)
     steps = bins.labels() if bins is not None else []
     if bins is None or len(steps) < STEPS - 1:
         return Answer("lacks", f"needs {STEPS - 1} steps or more (column step)")
@@ -156,7 +162,7 @@ def jumped(e: Evidence) -> Answer:
 
 def tail(e: Evidence) -> Answer:
     """The typical gap stays, the far ones grow more frequent."""
-    bins = e.profiles.get("step")
+    bins = _by_step(e)
     steps = bins.labels() if bins is not None else []
     if bins is None or len(steps) < STEPS - 1:
         return Answer("lacks", f"needs {STEPS - 1} steps or more (column step)")

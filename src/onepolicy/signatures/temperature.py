@@ -83,6 +83,9 @@ def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
     a, b = (logit_fit.temperature(exact, side) for side in ("a", "b"))
     gap = logit_fit.gap(exact)
     share = 1 - (a.rms**2 + b.rms**2) / gap**2 if gap else 0.0
+    naive = _divided(exact, evidence, (a, b))
+    if naive is not None:
+        return naive
     if abs(math.log(b.value / a.value)) < LEAST:
         return Answer("no", f"both sides are the softmax at T = {a.value:.3g}")
     if exact.counts.get("logits", 0):
@@ -91,9 +94,30 @@ def _by_distributions(exact: Counted, evidence: Evidence) -> Answer:
             return Answer("no", "soft-caps fit the recorded logits better")
     if share < SHARE:
         return Answer("no", f"no temperature fits the recorded distributions: {max(0.0, share):.0%} explained")
+    by = f"distributions of {logit_fit.tokens(exact)} tokens"
+    if any(f"source:{name}" in exact.counts for name in evidence.names):  # a side's own tell the quotient alone
+        found = _found(evidence, _sides(b.value / a.value, evidence), share, by, False)
+        return Answer("fits", "", found, share)
     ours = {name: round(fit.value, 3) for name, fit in zip(evidence.names, (a, b), strict=True)}
-    n = logit_fit.tokens(exact)
-    return Answer("fits", "", _found(evidence, ours, share, f"distributions of {n} tokens", True), share)
+    return Answer("fits", "", _found(evidence, ours, share, by, True), share)
+
+
+def _divided(exact: Counted, evidence: Evidence, plain: tuple[logit_fit.Best, logit_fit.Best]) -> Answer | None:
+    """A side whose log-probs were divided by a temperature after the softmax."""
+    gap = logit_fit.gap(exact)
+    for side, name, softmax in zip("ab", evidence.names, plain, strict=True):
+        fit = logit_fit.temperature(exact, side, "divided")
+        if abs(math.log(fit.value)) >= LEAST and fit.rms < 0.1 * min(softmax.rms, gap):
+            other = plain[1 if side == "a" else 0]
+            share = 1 - (fit.rms**2 + other.rms**2) / gap**2
+            message = (
+                f"{name} holds log-probs that were divided by {fit.value:.3g} after the softmax: they are no "
+                "distribution; divide logits, before it"
+            )
+            more = {"divided": {name: round(fit.value, 3)}, "explained": round(share, 4), "naive_fix_is_valid": False}
+            found = finding("temperature-mismatch", message, evidence=more)
+            return Answer("fits", "", found, max(share, SHARE))
+    return None
 
 
 # -- from entropies ----------------------------------------------------------------------------------------------------

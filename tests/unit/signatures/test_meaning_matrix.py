@@ -30,7 +30,7 @@ SHARED = {
 #: Of our own faults, those that are suspected and not named, and a second signature that is right as well.
 SUSPECTED = {"softcap-15-entropy"}
 ALSO = {"declared-raw": {"truncation"}}
-SILENT = {"softcap-15", "softcap-30-entropy", "healthy-policies"}
+SILENT = {"softcap-15", "softcap-30-entropy", "healthy-policies", "replayed-sets", "one-temperature-entropy"}
 
 
 @functools.cache

@@ -173,3 +173,61 @@ def test_old_copied_from_the_sampler_needs_other_weights() -> None:
     same = replace(r, tokens={**r.tokens, "policy_version": Values(level)})
     assert SIGNATURES["copied_old"].judge(evidence_of(survey_of(same, NAMES))).verdict == "lacks"
     assert SIGNATURES["copied_old"].judge(evidence_of(survey_of(r, NAMES))).verdict == "fits"
+
+
+def test_distributions_of_a_side_tell_the_quotient() -> None:
+    """The scorer tells its own distributions, at T = 0.7; the declared temperature says that this is the scorer's."""
+    rng = np.random.default_rng(8)
+    r = batches.healthy("float32", 300, 8)
+    z = batches.logits_of(r).z
+    a, b = batches._log_softmax(z), batches._log_softmax(z / 0.7)
+    r = batches.declare(meaning.redrawn(r, a, b, batches._draw(a, rng)), temperature=0.7)
+    table = np.full((r.n_tokens, batches.VOCAB), np.nan)
+    table[r.drawn] = b
+    r = r.with_scoring("old", replace(r.scorings["old"], distributions=table))
+    found = SIGNATURES["temperature"].judge(evidence_of(survey_of(r, NAMES))).finding
+    assert found is not None
+    assert found.evidence["fitted_temperature"] == pytest.approx({"sampler": 1.0, "old": 0.7}, abs=5e-3)
+
+
+KEYS = (
+    "temperature",
+    "truncation",
+    "penalties",
+    "softcap",
+    "raw_processed",
+    "stored_policy",
+    "copied_old",
+    "reference",
+)
+
+
+@pytest.mark.parametrize("odd", ["nothing scored", "one token", "huge", "odd entropy", "infinite", "equal"])
+def test_odd_data_raises_nothing_and_names_nothing(odd: str) -> None:
+    r = batches.healthy("float32", 300, 9)
+    a, b = batches.both(r)
+    n = len(a)
+    if odd == "nothing scored":
+        r = r.with_scoring(
+            "old", replace(r.scorings["old"], logprobs=Values(np.zeros(r.n_tokens), np.zeros_like(r.drawn)))
+        )
+    elif odd == "one token":
+        only = np.zeros(r.n_tokens, dtype=bool)
+        only[np.flatnonzero(r.drawn)[5]] = True
+        r = replace(r, tokens={**r.tokens, "drawn": Values(only)})
+    elif odd == "huge":
+        b[n // 2] = -1e300
+        r = batches.with_side(r, "old", b)
+    elif odd == "odd entropy":
+        column = meaning.spread_over(r, np.where(np.arange(n) % 2, np.nan, -1e308))
+        r = r.with_scoring("old", replace(r.scorings["old"], entropy=column, varentropy=column))
+    elif odd == "infinite":
+        a[:3], b[5] = -np.inf, np.nan
+        r = batches.with_side(batches.with_side(r, "sampler", a), "old", b)
+    else:
+        r = batches.with_side(r, "old", a)
+    e = evidence_of(survey_of(r, NAMES))
+    got = {key: SIGNATURES[key].judge(e).verdict for key in KEYS}
+    if odd == "equal":  # half of the tokens were drawn by other weights than scored them
+        assert got.pop("copied_old") == "fits"
+    assert set(got.values()) <= {"no", "lacks"}, got

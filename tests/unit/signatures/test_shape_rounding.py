@@ -76,7 +76,8 @@ def test_float32_declared_and_bf16_found() -> None:
     found = only(batches.declared_dtype(batches.healthy("bfloat16", 6000, 14), "float32"))
     assert (found.code, found.outcome) == ("coarser-than-declared", Outcome.INCONCLUSIVE)
     assert only(batches.declared_dtype(batches.healthy("bfloat16", 6000, 14), "bfloat16")).code == "bf16-noise"
-    assert only(batches.declared_dtype(batches.healthy("float16", 6000, 14), "bfloat16")).code == "rounding-noise"
+    finer = batches.declared_dtype(batches.healthy("float32", 6000, 14), "bfloat16")
+    assert only(finer).code == "rounding-noise"
 
 
 def test_size_alone_is_inconclusive_and_quantisation_only_suspected() -> None:
