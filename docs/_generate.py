@@ -434,9 +434,9 @@ def _profiles() -> str:
 def _replays() -> str:
     """What is replayed; `m2po` is read off the histogram."""
     parts = ["| row | the same as | needs |\n|---|---|---|\n"]
-    signed = {name: "advantages" for name in whatif.SIGNED}
     rows = {name: call for name, (_, call) in whatif.REPLAYS.items()} | {"m2po": f"m2po(at_most={whatif.M2PO})"}
-    return "".join([*parts, *(f"| `{k}` | `{call}` | {signed.get(k, '')} |\n" for k, call in rows.items())])
+    needs = lambda name: "advantages" if name in whatif.SIGNED else ""
+    return "".join([*parts, *(f"| `{name}` | `{call}` | {needs(name)} |\n" for name, call in rows.items())])
 
 
 def _two_columns(first: str, second: str, rows: Mapping[str, str]) -> str:

@@ -117,8 +117,10 @@ HEAD = """# Detection: what the audit names, and what it does not
 Every cause that the audit reads from the shape of a dump, against faults put into simulated dumps and against healthy
 ones. Written by `python lab/audit_matrix.py --lines FILE --out docs/detection.md`; CI runs a part of it again.
 
-- **named**: the fault's own code, decided. **undecided**: its code, but fewer than 20 sequences show it.
-  **abstains**: no cause is decided. **wrong**: another cause is decided.
+- **named**: the fault's own code, decided; codes that decide nothing by themselves (size alone, a suspicion) count
+  when they are there. **undecided**: its code, said to be seen in too few sequences. **abstains**: no cause is decided.
+  **wrong**: a cause is decided that is neither the fault's nor true of it besides (`NAMED` in the batches' file).
+- Faults are put into bf16 batches. `temperature-*` and `top-*` are faults of meaning, which other signatures name.
 - Replies have 40 to 160 tokens, so 500 tokens are about 5 sequences and 5,000 about 50.
 - A size of gap without a shape names no cause: a dump has no legs, so its floor is assumed.
 

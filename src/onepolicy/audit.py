@@ -34,6 +34,8 @@ from onepolicy.views import VIEWS
 SCORERS = ("old", "scorer", "current")
 #: Batches of a shard that are looked at to learn which sides the dump has.
 _PEEK = 2
+#: Answers that are merged among themselves first.
+TOGETHER = 32
 
 Told = Callable[[int, int], None]
 
@@ -114,7 +116,10 @@ def scored(uris: Sequence[str], choices: Choices, folder: Path) -> tuple[Path, l
     plain, done = folder / "rollouts.parquet", folder / "scored.parquet"
     converted = convert(uris, plain)
     assert choices.scorer is not None
-    check_file(plain, choices.scorer, save_scores=done, declare=choices.declare, choices=Checked(legs=()))
+    bounds = choices.bounds or "bf16"  # its verdict is not kept, and a dump seldom says its dtypes
+    check_file(
+        plain, choices.scorer, bounds=bounds, save_scores=done, declare=choices.declare, choices=Checked(legs=())
+    )
     return done, _left_out(converted)
 
 
@@ -202,14 +207,18 @@ def surveyed(
 def _merged(
     shards: Sequence[Shard], work: Work, choices: Choices, progress: Told | None
 ) -> tuple[Survey, list[Unreadable]]:
-    out, unreadable = Survey(work.names), list[Unreadable]()
+    out, some, unreadable = Survey(work.names), Survey(work.names), list[Unreadable]()
     for n, answer in enumerate(_in_order(_answers(shards, work, choices)), start=1):
         if isinstance(answer, Unreadable):
             unreadable.append(answer)
         else:
-            out.add(answer)
+            some.add(answer)
+        if n % TOGETHER == 0:  # a merge costs what both sides hold: thousands of small files are not added to all
+            out.add(some)
+            some = Survey(work.names)
         if progress is not None:
             progress(n, len(shards))
+    out.add(some)
     return out, unreadable
 
 

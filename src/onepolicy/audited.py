@@ -296,7 +296,11 @@ _WORDS = {"fits": "fits", "unclear": "not decided", "no": "ruled out", "lacks": 
 def _causes(weight: Weighed) -> list[Listing]:
     """What every signature answered."""
     answers = sorted(weight.answers.items(), key=lambda x: (_ORDER.index(x[1].verdict), -x[1].strength, x[0]))
-    body = tuple((key, _WORDS[a.verdict], a.why or (a.finding.message if a.finding else "")) for key, a in answers)
+    shown: dict[tuple[str, str, str], list[str]] = {}  # causes that lack the same column share a row
+    for key, a in answers:
+        why = a.why or (a.finding.message if a.finding else "")
+        shown.setdefault((_WORDS[a.verdict], why, "" if a.verdict == "lacks" else key), []).append(key)
+    body = tuple((", ".join(keys), word, why) for (word, why, _), keys in shown.items())
     return [Listing("Causes that were looked for", ("cause", "answer", "why"), body)] if body else []
 
 

@@ -241,7 +241,7 @@ def settings(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """What a fingerprint, or the model configuration in it, says of the settings that leave a mark in the gap."""
     config = fingerprint.get("config")
     both = {**(config if isinstance(config, Mapping) else {}), **fingerprint}
-    return {name: both[name] for name in SETTINGS if both.get(name) is not None}
+    return {name: both[name] for name in SETTINGS if name in both}
 
 
 def evidence_of(survey: Survey, above: Sequence[str] = ()) -> signatures.Evidence:

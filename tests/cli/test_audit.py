@@ -118,6 +118,15 @@ def test_a_missing_side_is_filled_by_a_scorer(cli: Command, recorded: Path, tmp_
     assert report["measurements"]["abs_log_ratio/mean"]["value"] > 0
 
 
+def test_a_dump_that_says_nothing_of_its_engines_is_filled_too(cli: Command, tmp_path: Path):
+    rows = [{"prompt_ids": [20, 21], "response_ids": [i, 30, 31], "logprobs": [-1.0, -2.0, -0.5]} for i in range(24)]
+    said = ("--declare", "logprob_semantics=raw", "--declare", "temperature=1")
+    out = cli("audit", lines(tmp_path / "mine.jsonl", rows), "--scorer", SCORER, *said, "--json")
+    report = json.loads(out.out)
+    assert report["context"]["audit"]["names"] == ["sampler", "scorer"]
+    assert report["measurements"]["abs_log_ratio/mean"]["n"] == 72
+
+
 def test_texts_of_worst_tokens_come_from_the_tokenizer(cli: Command, tmp_path: Path):
     rows = nemo()
     rows[3]["prev_logprobs"][0][12] -= 3.0
@@ -179,6 +188,18 @@ def test_a_pickle_that_would_run_code(cli: Command, dump: Path, tmp_path: Path):
     assert any("posix.system" in f["message"] for f in json.loads(out.out)["findings"])
     skipped = next(f for f in json.loads(out.out)["findings"] if f["code"] == "files-skipped")
     assert skipped["severity"] == "warn" and "unknown.pkl" in skipped["message"]
+
+
+def test_a_refused_pickle_comes_with_lines_to_copy(cli: Command, dump: Path, tmp_path: Path):
+    refused = tmp_path / "global_step_1_training_input.pkl"
+    refused.write_bytes(pickle.dumps({"training_batch": os.getenv, "of": "TrainingInputBatch"}))
+    alone = cli("audit", refused)
+    first, *rest = alone.err.splitlines()
+    assert alone.code == 4 and "refused" in first and first.endswith("JSON lines:")
+    compile("\n".join(line.removeprefix("    ") for line in rest), "export", "exec")
+    beside = cli("audit", dump, refused, "--json")
+    told = next(f for f in json.loads(beside.out)["findings"] if f["code"] == "files-unreadable")
+    assert "\n" not in told["message"] and rest[0] in told["evidence"]["files"][0]["why"]
 
 
 def test_half_of_the_files_cannot_be_read(cli: Command, dump: Path):

@@ -137,9 +137,10 @@ def _sorted_keys(sequence: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]
 def _natural(label: str) -> tuple[int, float, str]:
     """Numbers by value, before words."""
     try:
-        return 0, float(label), ""
+        number = float(label)
     except ValueError:
         return 1, 0.0, label
+    return (0, number, label) if math.isfinite(number) else (1, 0.0, label)
 
 
 #: Bin of each token `[N]` (-1: in none) and the bins' labels; None where the dump does not tell.

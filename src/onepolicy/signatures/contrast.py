@@ -98,5 +98,5 @@ def told(code: str, message: str, sure: bool, **more: Any) -> Finding:
     """A finding as its code has it, or, from too few sequences, one that decides nothing."""
     if sure:
         return finding(code, message, **more)
-    few = f"; fewer than {SEQUENCES} sequences show it, so it is not decided"
+    few = f"; not decided: that takes {SEQUENCES} sequences that show it clearly"
     return finding(code, message + few, severity=WARN, outcome=OPEN, **more)

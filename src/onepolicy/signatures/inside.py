@@ -11,7 +11,7 @@ from onepolicy.counted import Counted, Spot
 from onepolicy.profiles.base import Seen
 from onepolicy.signatures import places, position
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import told
+from onepolicy.signatures.contrast import SEQUENCES, told
 
 
 def look(seen: Seen) -> Counted:
@@ -91,7 +91,9 @@ def changes(e: Evidence) -> Answer:
     )
     rivals = ("weights updated while the reply was written", "a reply that went on on another replica",
               "a prefill that restarted with another cache")  # fmt: skip
-    out = told("changes-inside-reply", message, len(found) >= 20, evidence=evidence, rivals=rivals)
+    # where half of them stand at one place it may be that place after all: described, and not decided
+    sure = len(found) >= SEQUENCES and places.common_place(found, places.PARTLY) is None
+    out = told("changes-inside-reply", message, sure, evidence=evidence, rivals=rivals)
     return Answer("fits", "the gap changes inside replies", out, places.share_of(e.rows, found))
 
 

@@ -16,8 +16,9 @@ CLEAR = 2.2
 FACTOR = 1.8
 #: Replies with a clear change: this share of all, and so many. Text has stretches of its own, so that some pass.
 SHARE, FEWEST = 0.05, 4
-#: This share of the changes within this many tokens of one place is one place; changes are found to a few tokens.
-AT_ONE, WITHIN, FEWEST_AT = 0.7, 3, 6
+#: This share of the changes within this many tokens of one place is one place, and half of them is neither that nor
+#: many places; changes are found to a few tokens.
+AT_ONE, PARTLY, WITHIN, FEWEST_AT = 0.7, 0.5, 3, 6
 
 
 def one_place(e: Evidence) -> Answer:
@@ -61,7 +62,7 @@ def too_few(e: Evidence, found: Rows) -> Answer | None:
     return None
 
 
-def common_place(found: Rows) -> tuple[str, int, float] | None:
+def common_place(found: Rows, least: float = AT_ONE) -> tuple[str, int, float] | None:
     """("start" or "end", tokens from there, share of the changes there); None where they are spread."""
     if len(found) < FEWEST_AT or len(np.unique(found["n"])) < 3:
         return None
@@ -69,7 +70,7 @@ def common_place(found: Rows) -> tuple[str, int, float] | None:
     for side, at in (("start", found["change_at"]), ("end", found["n"] - found["change_at"])):
         middle = int(np.median(at))
         share = float((np.abs(at - middle) <= max(WITHIN, middle // 16)).mean())
-        if share >= AT_ONE and (best is None or share > best[2]):
+        if share >= least and (best is None or share > best[2]):
             best = side, middle, share
     return best
 

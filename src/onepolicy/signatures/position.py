@@ -132,13 +132,22 @@ def rope(e: Evidence) -> dict[str, dict[str, Any]]:
 
 
 def _settings(e: Evidence, name: str) -> dict[str, Any]:
-    """What one side declares, wherever its configuration has it: on top, in rope_scaling or in rope_parameters."""
+    """What one side declares, wherever its configuration has it: on top, in rope_scaling or in rope_parameters.
+
+    No scaling is declared as null, or as the type "default"; its factor is 1.
+    """
     out: dict[str, Any] = {}
     for what in ("rope_theta", "sliding_window", "rope_scaling", "rope_parameters"):
         values = e.facts.get(f"{name}_{what}", [])
         value = json.loads(values[0]) if len(values) == 1 else None
-        found = value if isinstance(value, dict) else {what: value}
+        if what == "rope_scaling" and values == ["null"]:
+            value = {"rope_type": "default"}
+        found: dict[str, Any] = value if isinstance(value, dict) else {what: value}
+        if "type" in found:
+            found = {"rope_type": found["type"], **found}
         out |= {k: v for k, v in found.items() if k in ROPE and v is not None}
+    if out.get("rope_type") == "default":
+        out["factor"] = 1.0
     return out
 
 

@@ -24,7 +24,7 @@ SURE_TOKENS, OPEN_TOKENS, EVERY = (3, 4), (1, 2), (0, 1, 2, 3, 4, 5)
 #: The two are of one size within this factor when the logits were rounded. Healthy pairs: 0.6 to 2.2.
 SAME_SIZE = 5.0
 #: Tokens of each kind that are needed to see the shape.
-LEAST = 20
+LEAST = 12
 #: Shares of d above 0 between which a gap counts as two-sided, with the mean ratio within 2% or 5 standard errors of 1.
 TWO_SIDED = (0.35, 0.65)
 

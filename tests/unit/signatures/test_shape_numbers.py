@@ -94,7 +94,7 @@ def test_few_sequences_need_more_and_decide_nothing() -> None:
         assert needed(n) == pytest.approx(stats.t.isf(2.5e-5, n - 1), rel=1e-6)
     assert needed(1) == math.inf and needed(10_000) == 5.0
     few = told("grows-with-position", "it grows", False)
-    assert few.outcome is Outcome.INCONCLUSIVE and "fewer than 20 sequences" in few.message
+    assert few.outcome is Outcome.INCONCLUSIVE and "not decided: that takes 20 sequences" in few.message
     assert told("grows-with-position", "it grows", True).outcome is Outcome.DRIFT
 
 
@@ -151,6 +151,8 @@ def test_the_course_of_a_series(gaps: list[float], jump: int | None, grows: bool
         ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_theta": 10000}, set()),
         ({"rope_scaling": {"factor": 4}}, {"rope_scaling": {"factor": 8}}, {"factor"}),
         ({"rope_theta": 1e4}, {}, set()),
+        ({"rope_scaling": None}, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"factor", "rope_type"}),
+        ({"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}}, set()),
         ({"sliding_window": 4096}, {"sliding_window": 1024}, {"sliding_window"}),
     ],
 )  # fmt: skip

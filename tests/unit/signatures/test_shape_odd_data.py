@@ -33,7 +33,7 @@ def odd(name: str) -> Rollouts:
     if name == "one reply":
         return rollouts_of(a, a - 0.01 * rng.random(n), [n])
     if name == "all equal":
-        return rollouts_of(a, a, [40] * 10)
+        return rollouts_of(a, a.copy(), [40] * 10)
     if name == "constant gap":
         return rollouts_of(a, a - 0.5, [40] * 10)
     if name == "huge gaps":
