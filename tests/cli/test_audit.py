@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from commands import SCORER, Command
 from audit_dumps import sample, split
 from onepolicy.formats import base
 from onepolicy.storage import read, write
+from onepolicy.types import Values
 
 PROMPT = 4
 
@@ -281,3 +283,129 @@ def test_remote_files_are_read_where_they_are(cli: Command, tmp_path: Path):
     out = cli("audit", "memory://bucket/run7/*.parquet", "--workers", "1", "--json")
     here = cli("audit", tmp_path / "a.parquet", "--workers", "1", "--json")
     assert json.loads(out.out)["sums"] == json.loads(here.out)["sums"]
+
+
+# -- nothing is left out in silence ------------------------------------------------------------------------------------
+
+
+def canonical(n: int = 40, seed: int = 0, **scorings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the column contract, both sides, with what is declared of them."""
+    rng = np.random.default_rng([seed, 1])
+    rows: list[dict[str, Any]] = []
+    for i in range(n):
+        size = int(rng.integers(20, 60))
+        a = -rng.exponential(0.6, size)
+        b = -np.abs(a + 0.02 * rng.normal(size=size) * (1 - np.exp(a)))
+        none = [None] * PROMPT
+        rows.append({
+            "record_id": f"{seed}-{i}", "token_ids": rng.integers(0, 500, PROMPT + size).tolist(),
+            "prompt_length": PROMPT, "sampler_logprobs": none + a.tolist(), "old_logprobs": none + b.tolist(),
+            **({"scorings": scorings} if scorings else {}),
+        })  # fmt: skip
+    return rows
+
+
+def without(rows: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != column} for row in rows]
+
+
+@pytest.mark.parametrize("first", ["a", "z"])
+def test_files_that_lack_a_side_are_told_whichever_comes_first(cli: Command, tmp_path: Path, first: str):
+    lines(tmp_path / f"{first}.jsonl", without(canonical(seed=1), "old_logprobs"))
+    lines(tmp_path / "m.jsonl", canonical(seed=2))
+    out = cli("audit", tmp_path, "--workers", "1", "--json")
+    report = json.loads(out.out)
+    assert report["context"]["audit"]["names"] == ["sampler", "old"]
+    assert report["measurements"]["abs_log_ratio/mean"]["n"] > 0
+    found = next(f for f in report["findings"] if f["code"] == "one-side-only")
+    assert out.code == 3 and found["evidence"]["lacking"] == 40 and "40 of 80 records" in found["message"]
+    assert cli("audit", tmp_path, "--workers", "1", "--b", "old").code == 3
+
+
+def test_copies_of_records_are_told(cli: Command, tmp_path: Path):
+    lines(tmp_path / "rank0.jsonl", canonical())
+    lines(tmp_path / "rank1.jsonl", canonical())
+    assert "duplicate-records" in codes(cli("audit", tmp_path, "--workers", "1", "--json").out)
+    again = [{**row, "step": 1} for row in canonical()]
+    lines(tmp_path / "rank0.jsonl", again)
+    lines(tmp_path / "rank1.jsonl", [{**r, "step": 2} for r in again])
+    assert "duplicate-records" not in codes(cli("audit", tmp_path, "--workers", "1", "--json").out), "trained on twice"
+
+
+def test_files_that_mean_different_things(cli: Command, tmp_path: Path):
+    for name, semantics in (("a", "processed"), ("b", "raw")):
+        lines(tmp_path / f"{name}.jsonl", canonical(seed=ord(name), sampler={"semantics": semantics}))
+    out = cli("audit", tmp_path, "--workers", "1", "--json")
+    found = next(f for f in json.loads(out.out)["findings"] if f["code"] == "semantics-differ")
+    assert out.code == 3 and "processed in 40 records, raw in 40 records" in found["message"]
+
+
+def test_the_coarsest_of_several_dtypes_chooses_the_bounds(cli: Command, tmp_path: Path):
+    for name, dtype in (("a", "bfloat16"), ("b", "float32")):
+        told = {"dtype": dtype, "semantics": "processed"}
+        lines(tmp_path / f"{name}.jsonl", canonical(seed=ord(name), sampler=told, old=told))
+    out = cli("audit", tmp_path, "--workers", "1", "--json")
+    assert out.code == 0 and json.loads(out.out)["preset"] == "bf16"
+
+
+def test_a_side_against_itself_is_a_mistake_of_usage(cli: Command, dump: Path):
+    out = cli("audit", dump, "--a", "old", "--b", "old")
+    assert out.code == 2 and "compared with itself" in out.err
+
+
+def test_texts_beside_tokens_are_counted(cli: Command, dump: Path):
+    row = {"input": "2 + 2 =", "output": "4", "gts": "4", "score": 1.0, "step": 3}
+    lines(dump / "3.jsonl", [row] * 3)
+    out = cli("audit", dump, "--workers", "1", "--json")
+    assert out.code == 0 and "text-only" in codes(out.out)
+
+
+def test_what_a_scorer_never_saw_is_told(cli: Command, recorded: Path, tmp_path: Path):
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    write(read(recorded), folder / "a.parquet")
+    (folder / "b.jsonl").write_text(json.dumps({"token_ids": [1, 2, 3], "sampler_logprobs": [None, -1.0]}) + "\n")
+    out = cli("audit", folder, "--scorer", SCORER, "--json")
+    assert out.code == 3 and "records-unreadable" in codes(out.out)
+
+
+# -- one file of many --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_declarations_of_later_files_are_kept_and_contradictions_are_not(cli: Command, tmp_path: Path, suffix: str):
+    lines(tmp_path / "a.jsonl", without(canonical(seed=1, sampler={"semantics": "raw"}), "old_logprobs"))
+    both: dict[str, Any] = {
+        "sampler": {"semantics": "processed"},
+        "old": {"dtype": "float32", "semantics": "processed"},
+    }
+    lines(tmp_path / "b.jsonl", canonical(seed=2, **both))
+    out = cli("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", tmp_path / f"out.{suffix}")
+    rollouts = read(tmp_path / f"out.{suffix}")
+    assert out.code == 0 and "sampler.semantics" in out.out + out.err
+    assert rollouts.scorings["sampler"].semantics is None
+    assert (rollouts.scorings["old"].dtype, rollouts.scorings["old"].semantics) == ("float32", "processed")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_float32_beside_float64_loses_no_bit(cli: Command, tmp_path: Path, suffix: str):
+    wide = sample(8, seed=1)
+    single = wide.scorings["old"].logprobs
+    narrow = wide.with_scoring("old", replace(wide.scorings["old"], logprobs=Values(
+        single.values.astype(np.float32), single.valid)))  # fmt: skip
+    write(narrow, tmp_path / "a.parquet")
+    write(wide, tmp_path / "b.parquet")
+    both = tmp_path / f"out.{suffix}"
+    assert cli("convert", tmp_path / "a.parquet", tmp_path / "b.parquet", "-o", both).code == 0
+    found = read(both).scorings["old"].logprobs
+    assert found.values.dtype == np.float64
+    wanted = np.concatenate([single.values.astype(np.float32).astype(np.float64), single.values])
+    assert np.array_equal(found.values[found.mask()], wanted[found.mask()])
+
+
+def test_an_earlier_output_is_no_part_of_the_dump(cli: Command, dump: Path):
+    for _ in range(2):
+        assert cli("convert", dump, "-o", dump / "all.parquet", "--overwrite").code == 0
+    assert len(read(dump / "all.parquet")) == 80
+    assert cli("convert", dump / "all.parquet", "-o", dump / "all.parquet", "--overwrite").code == 0
+    assert len(read(dump / "all.parquet")) == 80

@@ -120,7 +120,9 @@ def test_lag_is_scorer_minus_sampler():
 
 def lists(rows: list[list[int] | None]) -> Lists:
     offsets = np.cumsum([0, *(len(x or []) for x in rows)]).astype(np.int64)
-    return Lists(np.array([v for x in rows for v in x or []], np.int32), offsets, np.array([x is not None for x in rows]))
+    return Lists(
+        np.array([v for x in rows for v in x or []], np.int32), offsets, np.array([x is not None for x in rows])
+    )
 
 
 def test_tokens_kept_by_truncation():

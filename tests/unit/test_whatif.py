@@ -12,7 +12,6 @@ from build import rollouts_of
 from onepolicy import whatif
 from onepolicy.align import align
 from onepolicy.audit import Choices, audit
-from onepolicy.histogram import Histogram
 from onepolicy.metrics import METRICS
 from onepolicy.profiles import Seen
 from onepolicy.reduce import reduce
@@ -60,7 +59,7 @@ def test_a_capped_weight_by_hand():
 
 
 def test_a_token_mask_by_hand():
-    """0.5 <= ratio <= 2 keeps six of eight: 1.5, -2.0 and 2.5 are out."""
+    """0.5 <= ratio <= 2 keeps five of eight: 1.5, -2.0 and 2.5 are out."""
     r, ratio = row(replayed(batch()), "token_mask"), np.exp(D)
     keep = (ratio >= 0.5) & (ratio <= 2.0)
     assert keep.sum() == 5
@@ -79,8 +78,7 @@ def test_no_correction_by_hand():
 def test_emptied_sequences_and_groups():
     """The product of ratios of the third sequence is e^2.85 > 3: it is its group's only one."""
     r = row(replayed(batch()), "sequence_reject")
-    kept = [1.4 < np.log(3), -2.0 < np.log(3), 2.85 < np.log(3)]
-    assert kept == [False, True, False]
+    # sums 1.4, -2.0 and 2.85 against log 3 = 1.0986
     assert r.sequences_emptied == pytest.approx(2 / 3) and r.groups_emptied == pytest.approx(1 / 2)
     assert r.kept == pytest.approx(2 / 8)
 
@@ -112,7 +110,6 @@ def test_advantages_of_some_records_are_those_of_none_however_they_are_split():
 
 def test_m2po_drops_the_largest_squares_until_their_mean_is_small():
     d = np.array([0.1] * 90 + [1.0] * 10)
-    sizes = Histogram()
     r = batch(d, [101], [1.0])
     pairs = align(r, "sampler", "old")
     sizes = reduce(pairs, METRICS.values(), "drawn").histograms["log_ratio"]
@@ -141,7 +138,8 @@ def test_nothing_is_recommended_while_a_higher_finding_is_open(tmp_path: Path):
     flat = -rng.exponential(1.0, 41 * 30)
     b = np.minimum(flat + 0.01 * rng.normal(size=len(flat)), 0.0)
     healthy = rollouts_of(flat, b, lengths)
-    (tmp_path / "healthy").mkdir(), (tmp_path / "twice").mkdir()
+    for name in ("healthy", "twice"):
+        (tmp_path / name).mkdir()
     assert "none is recommended" not in table(healthy, tmp_path / "healthy")
     twice = healthy.take(np.concatenate([np.arange(30), np.arange(30)]))
     assert "none is recommended while duplicate-records is open" in table(twice, tmp_path / "twice")

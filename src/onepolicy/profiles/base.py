@@ -303,7 +303,7 @@ def _by_token(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
     if size > 4 * len(bins) + (1 << 16):
         there, key = np.unique(key, return_inverse=True)
         size = len(there)
-        fold = lambda x: np.bincount(there % width, x, width)
+        fold = lambda x: np.bincount(there % width, x, width).astype(np.float64)
     each: dict[str, FloatArray] = {k: np.bincount(key, pick(v), size).astype(np.float64) for k, v in seen.units.items()}
     each["n"] = np.bincount(key, minlength=size).astype(np.float64)
     return _totals(each, fold, _sizes(bins, pick(seen.size_codes), labels), labels)
@@ -317,7 +317,7 @@ def _by_sequence(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
     each["n"] = seen.counts[use].astype(np.float64)
     inside = use[seen.sequence]
     sizes = _sizes(bins[seen.sequence][inside], seen.size_codes[inside], labels)
-    return _totals(each, lambda x: np.bincount(bins[use], x, width), sizes, labels)
+    return _totals(each, lambda x: np.bincount(bins[use], x, width).astype(np.float64), sizes, labels)
 
 
 def _sizes(bins: IntArray, codes: IntArray, labels: Sequence[str]) -> dict[str, dict[int, int]]:
