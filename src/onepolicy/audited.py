@@ -16,7 +16,7 @@ from onepolicy.gates.bounds import DTYPES, default_preset
 from onepolicy.gates.bounds import load as load_preset
 from onepolicy.gates.judge import worst
 from onepolicy.integrity.base import Told
-from onepolicy.integrity.records import duplicate_findings
+from onepolicy.integrity.records import duplicate_findings, missing_findings
 from onepolicy.profiles import PROFILES, Profile
 from onepolicy.reduce import numeric_identity
 from onepolicy.signatures import Evidence
@@ -57,7 +57,7 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
         return _without_numbers(survey, dump, seen)
     evidence = evidence_of(survey, [f.code for f in seen])
     assert survey.sums is not None
-    seen += [*_about_copies(evidence), *_about_meaning(survey)]
+    seen += [*_about_copies(evidence), *_about_missing(evidence, survey.labels), *_about_meaning(survey)]
     preset, note = _preset(survey, bounds)
     seen += note
     report = judged(
@@ -164,6 +164,10 @@ def _about_meaning(survey: Survey) -> list[Finding]:
             message = f"{name}: the files do not agree on what its log-probs are: {each}; audit them apart"
             weight = {"severity": Severity.WARN, "outcome": Outcome.INCONCLUSIVE}
             out.append(finding("semantics-differ", message, origin="run", evidence={"side": name, **said}, **weight))
+    undeclared = survey.facts.get("logprob_semantics", {}).get("null", 0)
+    if undeclared:
+        message = f"logprob_semantics is not recorded in {undeclared:,} records: taken as what was sampled"
+        out.append(finding("semantics-undeclared", message, origin="run"))
     return out
 
 
@@ -175,6 +179,17 @@ def _about_copies(evidence: Evidence) -> list[Finding]:
     named = bool((found["id"] != found["content"]).any())
     content, record = found["content"] ^ step, found["id"] ^ step
     return duplicate_findings(content, record, surprisal=found["surprisal"], named=named)
+
+
+def _about_missing(evidence: Evidence, labels: Mapping[int, str]) -> list[Finding]:
+    """Holes in the numbering of samples, and groups that are smaller than the others, within each step."""
+    found, out = evidence.rows, list[Finding]()
+    for step in np.unique(found["step"]).tolist():
+        part = found[found["step"] == step]
+        groups = [labels.get(g, f"{g:016x}") if g else None for g in part["group"].tolist()]
+        samples = [None if s == rows.MISSING else s for s in part["sample"].tolist()]
+        out += missing_findings(groups, samples)
+    return out[:1]
 
 
 def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Report:

@@ -17,6 +17,8 @@ COLUMNS: dict[str, Any] = {
     "id": np.uint64,  # hash of the record's id
     "content": np.uint64,  # hash of token ids and sampler log-probs
     "cluster": np.uint64,
+    "group": np.uint64,  # hash of group_id, 0 where it is not recorded
+    "sample": np.int64,  # number of the sample, as far as it is one
     "tokens": np.int64,  # all tokens of the sequence
     "n": np.int64,  # tokens that are compared
     "step": np.int64,
@@ -67,6 +69,7 @@ def rows_of(seen: Seen, contents: Sequence[str], names: Sequence[str], clusters:
     out["padding"], out["cached"] = _integers(seen, "padding_length"), _integers(seen, "cached_prefix_length")
     reward = seen.rollouts.records.get("reward")
     out["reward"] = np.nan if reward is None else np.where(reward.mask(), reward.values, np.nan)
+    _group(out, seen)
     _versions(out, seen)
     if len(seen):
         _sums(out, seen)
@@ -83,6 +86,20 @@ def _integers(seen: Seen, name: str) -> IntArray:
     if col is None:
         return np.full(len(seen.rollouts), MISSING, dtype=np.int64)
     return np.where(col.mask(), col.values.astype(np.int64), MISSING)
+
+
+def _group(out: Rows, seen: Seen) -> None:
+    out["sample"] = MISSING
+    for column, name in (("group", "group_id"), ("sample", "sample_id")):
+        col = seen.rollouts.records.get(name)
+        if col is None:
+            continue
+        for i in np.flatnonzero(col.mask()).tolist():
+            word = str(col.values[i])
+            if column == "group":
+                out[column][i] = _hash(word)
+            elif word.isascii() and word.isdigit() and len(word) < 18:
+                out[column][i] = int(word)
 
 
 def _versions(out: Rows, seen: Seen) -> None:

@@ -39,6 +39,8 @@ SETTINGS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embed
 SETTINGS += ("quantization", "kv_cache_dtype", "weight_norm")
 #: Tokens kept before a worst token; half as many after it.
 AROUND = 8
+#: Names of groups that are kept for messages.
+LABELS = 1 << 14
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class Survey:
     rows: list[Rows] = field(default_factory=list[Rows])
     #: state of a `dialects.accumulate.Accumulator`
     numbers: dict[str, Any] | None = None
+    #: 64-bit id of a group -> its name, of the first `LABELS` ids
+    labels: dict[int, str] = field(default_factory=dict[int, str])
     #: files that hold rows instead
     spilled: list[str] = field(default_factory=list[str])
     #: ids around the worst tokens: "record position" -> (ids, index of the token among them)
@@ -77,6 +81,7 @@ class Survey:
                 mine.setdefault(key, Counted()).add(counted)
         self.dump.add(other.dump)
         self.replays.add(other.replays)
+        _keep_labels(self.labels, other.labels)
         self.numbers = _added_numbers(self.numbers, other.numbers)
         for name, values in other.facts.items():
             _count_values(self.facts.setdefault(name, {}), values)
@@ -103,6 +108,12 @@ def _added_numbers(mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -
     both = Accumulator.from_dict(mine)
     both.merge(Accumulator.from_dict(theirs))
     return both.to_dict()
+
+
+def _keep_labels(into: dict[int, str], more: Mapping[int, str]) -> None:
+    into |= more
+    for key in sorted(into)[LABELS:]:
+        del into[key]
 
 
 def _count_values(into: dict[str, int], values: Mapping[str, int]) -> None:
@@ -161,6 +172,8 @@ def _compared(
     out: Survey, rollouts: Rollouts, names: tuple[str, str], view: str, profiles: Iterable[Profile], ids: Sequence[str],
     replays: bool,
 ) -> None:  # fmt: skip
+    if not rollouts.n_tokens:
+        return
     positions = np.arange(rollouts.n_tokens) - np.repeat(rollouts.offsets[:-1], rollouts.lengths)
     pairs: LogprobPairs = replace(align(rollouts, *names), positions=positions)
     out.sums = reduce(pairs, METRICS.values(), view)
@@ -175,6 +188,10 @@ def _compared(
     out.around = {f"{p.record} {p.position}": _around(pairs, p) for p in out.sums.worst.get("tokens", [])}
     contents = [f"{name}" for name in replace(rollouts, records=_unnamed(rollouts)).content_ids()]
     out.rows = [rows.rows_of(seen, contents, ids, pairs.cluster_keys)]
+    groups = rollouts.records.get("group_id")
+    if groups is not None:
+        named = zip(out.rows[0]["group"].tolist(), groups.values.tolist(), strict=True)
+        _keep_labels(out.labels, {key: str(name) for key, name in named if key})
     if replays and pairs.drawn_by == "a":
         out.replays = whatif.replay(seen, out.rows[0]["cluster"])
 

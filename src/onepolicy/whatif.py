@@ -20,7 +20,7 @@ from onepolicy.counted import Counted
 from onepolicy.grid import grid_integers, to_float
 from onepolicy.histogram import Histogram, bin_values
 from onepolicy.profiles.base import Seen
-from onepolicy.types import BoolArray, FloatArray, Listing
+from onepolicy.types import BoolArray, FloatArray, IntArray, Listing
 
 #: name -> (what is replayed, the same as a call). Options: the corrections' defaults, sources in their docstrings.
 REPLAYS: dict[str, tuple[Callable[..., Correction], str]] = {
@@ -106,6 +106,7 @@ class _Batch:
         self.seen, self.clusters = seen, np.asarray(clusters)
         self.lengths = seen.counts
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        self.starts = self.offsets[:-1][self.lengths > 0]  # of the sequences that have tokens
         mask = seen.rollouts.tokens.get("loss_mask")
         self.trained: BoolArray = (
             np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
@@ -125,6 +126,12 @@ class _Batch:
         reward = seen.rollouts.records.get("reward")
         none = np.full(len(self.lengths), np.nan)
         self.reward = none if reward is None else np.where(reward.mask(), reward.values, np.nan)
+
+    def counted(self, mask: BoolArray) -> IntArray:
+        """`[S]` trues of each sequence."""
+        out = np.zeros(len(self.lengths), dtype=np.int64)
+        out[self.lengths > 0] = np.add.reduceat(mask.astype(np.int64), self.starts)
+        return out
 
 
 def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
@@ -150,14 +157,12 @@ def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
 
 def _total(x: FloatArray, batch: _Batch) -> int:
     """The sum of sequences' sums in grid units: each is added in its own order, and rounded once."""
-    return sum(grid_integers(np.minimum(np.bincount(batch.seen.sequence, x, len(batch.lengths)), 2.0**60)))
+    return sum(grid_integers(np.minimum(np.add.reduceat(x, batch.starts), 2.0**60)))
 
 
 def _count(out: WhatIf, name: str, keep: BoolArray, batch: _Batch) -> None:
     """Kept tokens by reward and by octave of the length, and sequences of which nothing is left."""
-    rows = len(batch.lengths)
-    kept = np.bincount(batch.seen.sequence, keep, rows).astype(np.int64)
-    trained = np.bincount(batch.seen.sequence, batch.trained, rows).astype(np.int64)
+    kept, trained = batch.counted(keep), batch.counted(batch.trained)
     octave = np.frexp(trained.astype(np.float64))[1]
     sign = np.where(np.isnan(batch.reward), "unknown", np.where(batch.reward > 0, "positive", "other"))
     for what, values in (("kept", kept), ("trained", trained)):
@@ -171,7 +176,7 @@ def _count(out: WhatIf, name: str, keep: BoolArray, batch: _Batch) -> None:
 
 
 def _mark_groups(out: WhatIf, bit: int, batch: _Batch, mask: BoolArray) -> None:
-    some = np.bincount(batch.seen.sequence, mask, len(batch.lengths)) > 0
+    some = batch.counted(mask) > 0
     for group in np.unique(batch.clusters[some]).tolist():
         out.groups[group] = out.groups.get(group, 0) | (1 << bit)
 
@@ -286,7 +291,7 @@ def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: st
     )  # fmt: skip
     head = ("correction", "kept:", "short:", "long:", "reward > 0:", "other:", "ESS:", "moved:", "peak:")
     head += ("empty groups:", "error:")
-    note = f"error = (mean |w - r|)² + mean w² / {batch_tokens:,} tokens, smallest first"
+    note = f"error: (mean distance of w from r)² + mean w² / {batch_tokens:,} tokens, smallest first"
     if open_finding is not None:
         note = f"none is recommended while {open_finding} is open; {note}"
     return Listing("What every correction would have done", head, body, note)

@@ -159,6 +159,21 @@ def test_reported_numbers_that_are_none(cli: Command, dump: Path, tmp_path: Path
     assert out.code == code and out.err.count("\n") == 1
 
 
+def test_a_sample_that_is_missing_from_its_group(cli: Command, tmp_path: Path):
+    draws = [np.random.default_rng(i) for i in range(96)]
+    rows: list[dict[str, Any]] = [
+        {"id": f"r{i}", "group_id": f"q{i // 8}", "sample_id": i % 8, "prompt_ids": [1, 2],
+         "response_ids": list(range(40)), "rollout_logprobs": (-rng.exponential(0.5, 40)).tolist()}
+        for i, rng in enumerate(draws)
+    ]  # fmt: skip
+    for row in rows:
+        row["trainer_logprobs"] = [x * 1.01 for x in row["rollout_logprobs"]]
+    assert "records-missing" not in codes(cli("audit", lines(tmp_path / "a.jsonl", rows), "--json").out)
+    found = json.loads(cli("audit", lines(tmp_path / "b.jsonl", [r for r in rows if r["id"] != "r43"]), "--json").out)
+    missing = next(f for f in found["findings"] if f["code"] == "records-missing")
+    assert "q5" in missing["message"] + missing["place"]
+
+
 # -- input that is not sound -------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ DUMP: dict[str, Code] = {
         1,
         WARN,
         OPEN,
-        "the dump has log-probs of one side only",
+        "records have log-probs of one side only",
         "Give a scorer (--scorer ENGINE) to compute the other side, or save the trainer's log-probs too.",
     ),
     "dtype-assumed": Code(
