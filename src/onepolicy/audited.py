@@ -295,11 +295,12 @@ def _profile(evidence: Evidence, key: str) -> Listing:
 
 
 def _what_if(survey: Survey, evidence: Evidence, report: Report) -> list[Listing]:
-    """The corrections replayed; none is recommended while a finding above numerics is open."""
+    """The corrections replayed; none is recommended while a finding above numerics, or a named cause, is open."""
     if not survey.replays.groups:
         return []
     quiet = lambda f: f.outcome is Outcome.PASS and f.severity is Severity.INFO
-    above = next((f.code for f in report.findings if CODES[f.code].rank <= 4 and not quiet(f)), None)
+    mended = lambda f: CODES[f.code].rank <= 4 or f.severity is Severity.FAIL  # at its source, not in the loss
+    above = next((f.code for f in report.findings if mended(f) and not quiet(f)), None)
     steps = max(1, len(np.unique(evidence.rows["step"])))
     return [whatif.listing(survey.replays, max(1, evidence.n // steps), evidence.sums.histograms["log_ratio"], above)]
 

@@ -284,14 +284,18 @@ def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: st
     """The table for people. `sizes`: the histogram of log-ratios. `open_finding`: a higher finding: then nothing is
     recommended."""
     percent = lambda x: "–" if x is None or x != x else f"{100 * x:.{2 if x < 0.995 else 3}g}%"
+    ranked = rows(found, batch_tokens, sizes)
     body = tuple(
         (r.name, percent(r.kept), percent(r.short), percent(r.long), percent(r.positive), percent(r.other),
          percent(r.ess), _number(r.moved), percent(r.largest), percent(r.groups_emptied), _number(r.error))
-        for r in rows(found, batch_tokens, sizes)
+        for r in ranked
     )  # fmt: skip
     head = ("correction", "kept:", "short:", "long:", "reward > 0:", "other:", "ESS:", "moved:", "peak:")
     head += ("empty groups:", "error:")
     note = f"error: (mean distance of w from r)² + mean w² / {batch_tokens:,} tokens, smallest first"
     if open_finding is not None:
         note = f"none is recommended while {open_finding} is open; {note}"
+    elif ranked:
+        first = ranked[0].name
+        note = ("none is needed" if first == "none" else f"recommended: {first}") + f"; {note}"
     return Listing("What every correction would have done", head, body, note)

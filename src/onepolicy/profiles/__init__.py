@@ -28,8 +28,8 @@ PROFILES: dict[str, Profile] = {
             "old_entropy or sampler_entropy",
             order=tuple(x for _, x in bins.ENTROPIES),
         ),
-        Profile("place", "first and last token", bins.place),
-        Profile("repeated", "seen before", bins.repeated),
+        Profile("place", "first and last token", bins.place, order=("first", "inner", "last")),
+        Profile("repeated", "seen before", bins.repeated, order=("new", "in the prompt", "in the reply")),
         Profile("kept", "tokens kept by top-p, top-k, min-p", bins.kept, "sampling_mask"),
         Profile("routes", "experts", bins.routes(), "routed_experts and scorer_routed_experts"),
         Profile(
@@ -47,6 +47,8 @@ PROFILES: dict[str, Profile] = {
         Profile("finish", "finish reason", bins.of_record("finish_reason"), "finish_reason", "record", most=MOST),
         Profile("length", "length of the reply", bins.length, level="record"),
         Profile("cached", "prefix cache", bins.cached, "cached_prefix_length", "record"),
-        Profile("padding", "padding in the scorer's batch", bins.padding, "padding_length", "record"),
+        Profile(
+            "padding", "padding in the scorer's batch", bins.padding, "padding_length", "record", order=bins.PADDINGS
+        ),
     )
 }

@@ -17,6 +17,8 @@ PROBABILITIES: tuple[tuple[float, str], ...] = (
 #: Upper edges of the entropy, nats.
 ENTROPIES = ((0.01, "H < 0.01"), (0.1, "0.01 - 0.1"), (0.5, "0.1 - 0.5"), (1.0, "0.5 - 1"), (2.0, "1 - 2"),
              (4.0, "2 - 4"), (float("inf"), "H > 4"))  # fmt: skip
+#: Padding as a share of the padded row.
+PADDINGS = ("none", "up to 1/4", "up to 1/2", "up to 3/4", "more")
 #: The reply is cut into so many equal parts.
 PARTS = 16
 
@@ -193,7 +195,7 @@ def padding(seen: Seen) -> Binned:
         return None
     share = col.values / np.maximum(col.values + seen.rollouts.lengths, 1)
     code = np.where(col.values == 0, 0, 1 + np.minimum((share * 4).astype(np.int64), 3))
-    return np.where(col.mask(), code, -1), ["none", "up to 1/4", "up to 1/2", "up to 3/4", "more"]
+    return np.where(col.mask(), code, -1), PADDINGS
 
 
 def kinds(table: Sequence[int] | IntArray, names: Sequence[str]) -> Callable[[Seen], Binned]:
