@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from near import near
+from onepolicy import audit
 from onepolicy.check import Choices, check, rejudge
 from onepolicy.engines.base import SamplingParams
 from onepolicy.record import record_rollouts
+from onepolicy.rollouts import Rollouts
+from onepolicy.storage import write
 from onepolicy.types import Outcome, Report, Severity
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(900)]
@@ -19,16 +22,21 @@ PARAMS = SamplingParams(max_tokens=48, seed=1)
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    """dtype -> the check of one recording: one start of each engine a dtype."""
+def checked() -> dict[str, tuple[Report, Rollouts]]:
+    """dtype -> the check of one recording, and its tokens scored: one start of each engine a dtype."""
     assert MODEL.is_dir(), "run: make models"
-    out: dict[str, Report] = {}
+    out: dict[str, tuple[Report, Rollouts]] = {}
     for dtype in ("float32", "bfloat16", "float16"):
         rollouts = record_rollouts(f"vllm:{MODEL}?dtype={dtype}", params=PARAMS)
         # the pair alone: the legs have a file of their own
         with near():
-            out[dtype], _ = check(rollouts, f"hf:{MODEL}?dtype={dtype}", choices=Choices(legs=()))
+            out[dtype] = check(rollouts, f"hf:{MODEL}?dtype={dtype}", choices=Choices(legs=()))
     return out
+
+
+@pytest.fixture(scope="module")
+def reports(checked: dict[str, tuple[Report, Rollouts]]) -> dict[str, Report]:
+    return {dtype: report for dtype, (report, _) in checked.items()}
 
 
 def value(report: Report, key: str) -> float:
@@ -73,3 +81,14 @@ def test_both_sides_loaded_the_same_weights(reports: dict[str, Report]) -> None:
         digests = {f.get("weights_digest") for f in report.fingerprints.values()}
         assert len(digests) == 1
         assert None not in digests
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("bfloat16", "bf16-noise"), ("float32", "rounding-noise")])
+def test_a_saved_dump_is_called_consistent_with_its_precision(
+    checked: dict[str, tuple[Report, Rollouts]], tmp_path: Path, dtype: str, code: str
+) -> None:
+    write(checked[dtype][1], tmp_path / "dump.parquet")
+    report = audit.audit([tmp_path], audit.Choices(workers=1))
+    assert report.outcome is Outcome.PASS
+    assert [f.code for f in report.findings if f.severity is not Severity.INFO] == []
+    assert code in {f.code for f in report.findings}
