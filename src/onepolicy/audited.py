@@ -67,7 +67,12 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
     causes = [replace(f, origin="run") for f in weight.findings]  # kept when judged again
     found = [*(_assumed(f) if bounds is None else f for f in report.findings), *causes]
     report = replace(report, findings=tuple(by_rank(_each_once(found))), outcome=worst([f.outcome for f in found]))
-    tables = (*_profiles(evidence), *_sequences(evidence), *_causes(weight), *_what_if(survey, evidence, report))
+    tables = (
+        *_profiles(evidence),
+        *_sequences(evidence, survey, dump),
+        *_causes(weight),
+        *_what_if(survey, evidence, report),
+    )
     tables += _dashboard(survey)
     return replace(report, listings=tables)
 
@@ -345,16 +350,20 @@ def _digits(x: float | None) -> str:
     return "–" if x is None or x != x else f"{x:.9g}"
 
 
-def _sequences(evidence: Evidence) -> list[Listing]:
-    """The sequences with the largest summed gap."""
+def _sequences(evidence: Evidence, survey: Survey, dump: Dump) -> list[Listing]:
+    """The sequences with the largest summed gap, and how their replies begin."""
     places = evidence.sums.worst.get("sequences", [])[:5]
     if not places:
         return []
-    body = tuple(
-        (p.record, f"{p.position:,}", _short(float(p.b) - float(p.a)), _short((float(p.b) - float(p.a)) / p.position))
-        for p in places
-    )
-    return [Listing("Worst sequences", ("record", "tokens:", "sum of d:", "mean d:"), body)]
+    gap = lambda p: float(p.b) - float(p.a)
+    begins = lambda p: _text(survey.around.get(f"{p.record} begins", ([], 0))[0], dump)
+    body = tuple((p.record, f"{p.position:,}", _short(gap(p)), _short(gap(p) / p.position), begins(p)) for p in places)
+    return [Listing("Worst sequences", ("record", "tokens:", "sum of d:", "mean d:", "the reply begins"), body)]
+
+
+def _text(ids: Sequence[int], dump: Dump) -> str:
+    """Decoded, or the ids where there is no tokenizer."""
+    return "".join(f"[{i}]" for i in ids[:8]) if dump.decode is None else "".join(dump.decode(list(ids)))
 
 
 def _short(x: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -44,11 +45,15 @@ def _one_pool(
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting: dict[Future[_T], int] = {}
         todo = iter(list(left))
-        for i in todo:
-            waiting[pool.submit(work, *items[i])] = i
-            if len(waiting) >= 2 * workers:  # answers are not piled up behind a slow reader
-                break
-        while waiting:
+        while True:
+            try:
+                for i in itertools.islice(todo, 2 * workers - len(waiting)):  # answers do not pile up
+                    waiting[pool.submit(work, *items[i])] = i
+            except BrokenProcessPool:  # a worker died since the last answer
+                _count_try(left, list(waiting.values()), items)
+                return
+            if not waiting:
+                return
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
                 i = waiting.pop(future)
@@ -59,9 +64,6 @@ def _one_pool(
                     return
                 del left[i]
                 yield i, answer
-                nxt = next(todo, None)
-                if nxt is not None:
-                    waiting[pool.submit(work, *items[nxt])] = nxt
 
 
 def _count_try(left: dict[int, int], struck: Sequence[int], items: Sequence[tuple[Any, ...]]) -> None:

@@ -64,7 +64,8 @@ class Survey:
     labels: dict[int, str] = field(default_factory=dict[int, str])
     #: files that hold rows instead
     spilled: list[str] = field(default_factory=list[str])
-    #: ids around the worst tokens: "record position" -> (ids, index of the token among them)
+    #: ids around the worst tokens: "record position" -> (ids, index of the token among them); "record begins": the
+    #: first ids of a worst sequence's reply
     around: dict[str, tuple[list[int], int]] = field(default_factory=dict[str, tuple[list[int], int]])
 
     def add(self, other: Survey) -> None:
@@ -89,6 +90,7 @@ class Survey:
         self.spilled += other.spilled
         places = [] if self.sums is None else self.sums.worst.get("tokens", [])
         wanted = {f"{p.record} {p.position}" for p in places}
+        wanted |= {f"{p.record} begins" for p in self.sums.worst.get("sequences", [])} if self.sums else set()
         self.around = {k: v for k, v in {**self.around, **other.around}.items() if k in wanted}
 
     def fact_values(self) -> dict[str, list[Any]]:
@@ -186,6 +188,7 @@ def _compared(
         if signature.look is not None:
             out.extra[key] = signature.look(seen)
     out.around = {f"{p.record} {p.position}": _around(pairs, p) for p in out.sums.worst.get("tokens", [])}
+    out.around |= {f"{p.record} begins": (_beginning(pairs, p), 0) for p in out.sums.worst.get("sequences", [])}
     contents = [f"{name}" for name in replace(rollouts, records=_unnamed(rollouts)).content_ids()]
     out.rows = [rows.rows_of(seen, contents, ids, pairs.cluster_keys)]
     groups = rollouts.records.get("group_id")
@@ -202,6 +205,14 @@ def _around(pairs: LogprobPairs, place: Place) -> tuple[list[int], int]:
     lo, hi = int(pairs.offsets[i]), int(pairs.offsets[i + 1])
     at = lo + place.position
     return pairs.token_ids[max(lo, at - AROUND) : min(hi, at + AROUND // 2 + 1)].tolist(), min(AROUND, at - lo)
+
+
+def _beginning(pairs: LogprobPairs, place: Place) -> list[int]:
+    """The first ids of a sequence's reply; of the sequence, where nothing is drawn."""
+    i = pairs.record_ids.index(place.record)
+    at = slice(int(pairs.offsets[i]), int(pairs.offsets[i + 1]))
+    ids, drawn = pairs.token_ids[at], pairs.drawn[at]
+    return (ids[drawn] if drawn.any() else ids)[: 2 * AROUND].tolist()
 
 
 def _unnamed(rollouts: Rollouts) -> dict[str, Any]:
