@@ -46,12 +46,12 @@ def _one_pool(
         waiting: dict[Future[_T], int] = {}
         todo = iter(list(left))
         while True:
-            try:
-                for i in itertools.islice(todo, 2 * workers - len(waiting)):  # answers do not pile up
+            for i in itertools.islice(todo, 2 * workers - len(waiting)):  # answers do not pile up
+                try:
                     waiting[pool.submit(work, *items[i])] = i
-            except BrokenProcessPool:  # a worker died since the last answer
-                _count_try(left, list(waiting.values()), items)
-                return
+                except BrokenProcessPool:  # a worker died since the last answer
+                    _count_try(left, [i, *waiting.values()], items)
+                    return
             if not waiting:
                 return
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
