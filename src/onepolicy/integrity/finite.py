@@ -10,6 +10,9 @@ from onepolicy.integrity.base import SIDES, Batch, Side, Told
 from onepolicy.integrity.places import many, place, places, share, spot_tokens
 from onepolicy.types import Finding, FloatArray
 
+#: Nats up to which a value above 0 is still about the other side's log-prob.
+NEAR = 1.5
+
 
 def look(batch: Batch) -> Counted:
     out = Counted()
@@ -55,6 +58,10 @@ def _positive(out: Counted, batch: Batch, side: Side, values: FloatArray) -> Non
     out.count(f"finite:{side}:positive", len(at))
     out.count(f"finite:{side}:exactly 1", int((x == 1.0).sum()))
     out.count(f"finite:{side}:above 1", int((x > 1.0).sum()))
+    other = batch.side_values.get("b" if side == "a" else "a")
+    if other is not None:
+        with np.errstate(invalid="ignore"):
+            out.count(f"finite:{side}:near the other", int((np.abs(x - other[at]) < NEAR).sum()))
     out.greatest(f"finite:{side}:greatest", float(x.max()))
     spot_tokens(out, f"finite:{side}:positive", batch, at, {"value": x})
 
@@ -86,6 +93,8 @@ def _looks_like(total: Counted, key: str, n: int, of: int) -> str | None:
     if n < 0.05 * of or n < 3:
         return None
     if total.counts.get(key + "negative", 0):
+        if total.counts.get(key + "near the other", 0) > 0.9 * n:
+            return "log-probs to which something was added: the other side has nearly the same value there"
         return "logits, which have both signs"
     return "losses: the sign is turned round" if total.counts.get(key + "above 1", 0) else "probabilities"
 

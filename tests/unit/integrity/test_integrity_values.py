@@ -50,7 +50,16 @@ def test_nothing_scored_on_both_sides() -> None:
 
 @pytest.mark.parametrize(
     ("change", "like"),
-    [(np.exp, "probabilities"), (np.negative, "losses"), (lambda x: x + 2.0, "logits"), (lambda x: x + 1e-6, None)],
+    [
+        (np.exp, "probabilities"),
+        (np.negative, "losses"),
+        (lambda x: x + 2.0, "logits"),
+        (lambda x: x + 1e-6, None),
+        (
+            lambda x: x + 0.5 * np.random.default_rng(0).standard_normal(len(x)),
+            "log-probs to which something was added",
+        ),
+    ],
 )
 def test_above_zero_says_what_it_looks_like(change: Any, like: str | None) -> None:
     (f,) = [x for x in found(batch(changed(drawn("float32"), "sampler", change))) if x.code == "positive-logprob"]
