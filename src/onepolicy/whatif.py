@@ -298,4 +298,6 @@ def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: st
     elif ranked:
         first = ranked[0].name
         note = ("none is needed" if first == "none" else f"recommended: {first}") + f"; {note}"
-    return Listing("What every correction would have done", head, body, note)
+    told = [i for i in range(len(head)) if any(cells[i] != "–" for cells in body)]  # without rewards: no such columns
+    shown = tuple(tuple(cells[i] for i in told) for cells in body)
+    return Listing("What every correction would have done", tuple(head[i] for i in told), shown, note)
