@@ -168,30 +168,36 @@ def keys(abs_diff: Term, extra: tuple[Key, ...] = ()) -> list[Key]:
             when=_on("use_opsm"),
             also=("opsm_clipfrac",),
         ),
-        *_mis_keys(),
+        *_mis_gap_keys(),
+        *_mis_weight_keys(),
     ]
 
 
-def _mis_keys() -> list[Key]:
-    mis = lambda name, says, term, **more: reduced(f"train/mis_{name}", says, term, **{**_MIS, **more})
+def _mis(name: str, says: str, term: Any, **more: Any) -> Key:
+    """A key of the MIS helper."""
+    return reduced(f"train/mis_{name}", says, term, **{**_MIS, **more})
+
+
+def _mis_gap_keys() -> list[Key]:
+    """Of scorer and sampler, before any correction."""
     return [
-        mis("training_log_ppl", "-mean log p_scorer of the sequence", lambda v, o: -_mean_of("scorer")(v, o)),
-        mis(
+        _mis("training_log_ppl", "-mean log p_scorer of the sequence", lambda v, o: -_mean_of("scorer")(v, o)),
+        _mis(
             "training_ppl",
             "exp(-mean log p_scorer) of the sequence",
             lambda v, o: exp(-_mean_of("scorer")(v, o)),
             ours="ppl_scorer/mean",
             same=True,
         ),
-        mis("rollout_log_ppl", "-mean log p_sampler of the sequence", lambda v, o: -_mean_of("sampler")(v, o)),
-        mis(
+        _mis("rollout_log_ppl", "-mean log p_sampler of the sequence", lambda v, o: -_mean_of("sampler")(v, o)),
+        _mis(
             "rollout_ppl",
             "exp(-mean log p_sampler) of the sequence",
             lambda v, o: exp(-_mean_of("sampler")(v, o)),
             ours="ppl_sampler/mean",
             same=True,
         ),
-        mis(
+        _mis(
             "kl",
             "k1: -d of a token",
             lambda v, o: v.sampler - v.scorer,
@@ -199,7 +205,7 @@ def _mis_keys() -> list[Key]:
             ours="kl_sampler_scorer_k1/sequence_mean",
             same=True,
         ),
-        mis(
+        _mis(
             "k3_kl",
             "k3: e^d - d - 1 of a token",
             lambda v, o: k3(v.d),
@@ -207,7 +213,7 @@ def _mis_keys() -> list[Key]:
             ours="kl_sampler_scorer_k3/sequence_mean",
             same=True,
         ),
-        mis(
+        _mis(
             "log_ppl_diff",
             "-mean d of the sequence",
             _log_ppl_diff,
@@ -215,50 +221,56 @@ def _mis_keys() -> list[Key]:
             ours="log_ppl_diff/mean",
             same=True,
         ),
-        mis("log_ppl_abs_diff", "|mean d| of the sequence", lambda v, o: np.abs(_log_ppl_diff(v, o))),
-        mis(
+        _mis("log_ppl_abs_diff", "|mean d| of the sequence", lambda v, o: np.abs(_log_ppl_diff(v, o))),
+        _mis(
             "ppl_ratio",
             "exp(-mean d) of the sequence",
             lambda v, o: exp(_log_ppl_diff(v, o)),
             ours="ppl_ratio/mean",
             same=True,
         ),
-        mis(
+        _mis(
             "chi2_token",
             "r^2 - 1 of a token",
             lambda v, o: np.square(exp(clamped(v.d, BOUND))).astype(np.float64) - 1,
             quirks="d clamped to +-20",
             ours="chi2_token/mean",
         ),
-        mis(
+        _mis(
             "chi2_seq",
             "e^(2 D) - 1 of the sequence, D the sum of d",
             lambda v, o: v.spread(exp(2 * clamped(v.sums(v.d), BOUND)).astype(np.float64) - 1),
             quirks="D clamped to +-20",
             ours="chi2_sequence_product/mean",
         ),
-        mis(
+    ]
+
+
+def _mis_weight_keys() -> list[Key]:
+    """Of the correction: weights and what it drops."""
+    return [
+        _mis(
             "tis_weight_before_bound", "the weight at tis_level before its bounds", _mis_raw, quirks="clamped to e^+-20"
         ),
-        mis(
+        _mis(
             "tis_weight_after_bound",
             "the weight at tis_level after its bounds",
             _mis_weight,
             quirks="tis_mode=mask leaves it raw",
         ),
-        mis(
+        _mis(
             "tis_truncate_fraction",
             "1 where the weight is above tis_upper_bound",
             _mis_outside(True),
             when=_mode("truncate"),
         ),
         *(
-            mis(f"tis_{act}_fraction_{word}", f"1 where the weight is {side}", _mis_outside(high), when=_mode(act))
+            _mis(f"tis_{act}_fraction_{word}", f"1 where the weight is {side}", _mis_outside(high), when=_mode(act))
             for act in ("clip", "mask")
             for word, high, side in (("low", False, "below the lower bound"), ("high", True, "above the upper bound"))
         ),
         *(
-            mis(name, says, term, when=lambda o: o["mismatch_metrics"] and o["rs_veto_threshold"] is not None)
+            _mis(name, says, term, when=lambda o: o["mismatch_metrics"] and o["rs_veto_threshold"] is not None)
             for name, says, term in (
                 ("rs_catastrophic_token_fraction", "1 where r is below rs_veto_threshold", _catastrophic),
                 (
@@ -269,7 +281,7 @@ def _mis_keys() -> list[Key]:
             )
         ),
         *(
-            mis(f"is_ratio_{how}_final", f"the {how} of a sequence's weights after their bounds", _final(how))
+            _mis(f"is_ratio_{how}_final", f"the {how} of a sequence's weights after their bounds", _final(how))
             for how in ("mean", "min", "max")
         ),
     ]

@@ -107,7 +107,7 @@ def _kind(value: Any) -> str:
 def _damage_named(read: Callable[[], Any], place: str) -> Any:
     try:
         return read()
-    except Exception as err:
+    except Exception as err:  # what damaged bytes make fail; `_named` lets our own errors through
         raise _named(err, place) from None
 
 
