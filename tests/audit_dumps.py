@@ -49,7 +49,6 @@ def bits(folder: Path, work: Work | None = None, **choices: Any) -> str:
     text = json.dumps(
         {
             "sums": survey.sums.to_dict(),
-            "pairs": {k: v.to_dict() for k, v in survey.pairs.items()},
             "profiles": {k: v.to_dict() for k, v in sorted(survey.profiles.items())},
             "checks": {k: v.to_dict() for k, v in sorted(survey.checks.items())},
             "extra": {k: v.to_dict() for k, v in sorted(survey.extra.items())},

@@ -87,7 +87,7 @@ def audit(uris: Iterable[str | Path], choices: Choices | None = None, progress: 
         tokenizer = None if choices.tokenizer is None else open_tokenizer(choices.tokenizer)
         kinds = None if tokenizer is None else kind_table(tokenizer)
         spill = folder if choices.on == "local" else None  # another machine does not see the folder
-        work = Work(names, choices.view, (), None, choices.what_if, choices.dialect, kinds, spill)
+        work = Work(names, choices.view, None, choices.what_if, choices.dialect, kinds, spill)
         survey, unreadable = surveyed(found.shards, work, choices, progress)
         names = _picked(wanted, _records_of(survey), names)
         if names != work.names:  # the first records were not like the rest

@@ -34,7 +34,6 @@ class Work:
 
     names: tuple[str | None, str | None]
     view: str = "drawn"
-    more_pairs: tuple[tuple[str, str], ...] = ()
     unit: str | None = None
     replays: bool = True
     dialect: tuple[str, Mapping[str, Any]] | None = None
@@ -153,7 +152,7 @@ def _surveyed(read: Read, work: Work) -> Survey:
         kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
         rollouts = replace(rollouts, records=kept)
     out = survey_of(
-        rollouts, work.names, settled=read.settled, places=read.places, view=work.view, more_pairs=work.more_pairs,
+        rollouts, work.names, settled=read.settled, places=read.places, view=work.view,
         replays=work.replays, dialect=work.dialect, profiles=_profiles(work),
     )  # fmt: skip
     if read.texts:

@@ -45,7 +45,7 @@ LABELS = 1 << 14
 
 @dataclass(slots=True)
 class Survey:
-    """`names`: the main pair, either may be None. `pairs`: Sums of further pairs, by "old/current". `facts`: values
+    """`names`: the main pair, either may be None. `facts`: values
     seen, by column. `dump`: records and tokens by what became of them."""
 
     names: tuple[str | None, str | None]
@@ -55,7 +55,6 @@ class Survey:
     extra: dict[str, Counted] = field(default_factory=dict[str, Counted])
     dump: Counted = field(default_factory=Counted)
     facts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    pairs: dict[str, Sums] = field(default_factory=dict[str, Sums])
     replays: whatif.WhatIf = field(default_factory=whatif.WhatIf)
     rows: list[Rows] = field(default_factory=list[Rows])
     #: state of a `dialects.accumulate.Accumulator`
@@ -71,8 +70,6 @@ class Survey:
     def add(self, other: Survey) -> None:
         """Merges `other` into this one. Errors: `MergeError` where they speak of other pairs."""
         self.sums = _added(self.sums, other.sums)
-        for key, sums in other.pairs.items():
-            self.pairs[key] = sums if key not in self.pairs else self.pairs[key].merge(sums)
         for key, bins in other.profiles.items():
             mine = self.profiles.setdefault(key, Bins())
             mine.add(bins)
@@ -134,7 +131,6 @@ def survey_of(
     places: Sequence[str] | None = None,
     view: str = "drawn",
     profiles: Iterable[Profile] = tuple(PROFILES.values()),
-    more_pairs: Sequence[tuple[str, str]] = (),
     replays: bool = False,
     dialect: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Survey:
@@ -158,9 +154,6 @@ def survey_of(
         for step, part in views(rollouts):
             numbers.add(part, step)
         out.numbers = numbers.to_dict()
-    for x, y in more_pairs:
-        if x in rollouts.scorings and y in rollouts.scorings:
-            out.pairs[f"{x}/{y}"] = reduce(align(rollouts, x, y, drawn_by="none"), METRICS.values(), view)
     return out
 
 

@@ -26,7 +26,7 @@ class Evidence:
     `profiles`: key of `PROFILES` -> its bins, absent where the dump does not tell. `extra`: what signatures counted
     themselves (`Signature.look`), by signature. `rows`: one a sequence. `facts`: what the dump declares: name of a
     column -> sorted list of the values seen (`temperature`, `top_p`, `logprob_semantics`, `dtypes`, `versions`, ...).
-    `pairs`: measurements of other pairs, ("old", "current") -> {...}. `above`: codes of findings of a higher rank.
+    `above`: codes of findings of a higher rank.
     """
 
     names: tuple[str, str]
