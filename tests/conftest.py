@@ -1,6 +1,12 @@
-"""Makes `tests/build.py` importable from every test; the longest files begin first where processes share the tests."""
+"""Makes `tests/build.py` importable from every test; the longest files begin first where processes share the tests.
 
+Where processes share them, a failure is printed when it happens (a run that is cut off has said what failed), and a
+process that hangs where no signal reaches it is ended.
+"""
+
+import faulthandler
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +53,41 @@ LONGEST = (
 ORDER = {TESTS / name: place for place, name in enumerate(LONGEST)}
 
 
+#: Seconds beyond a test's own limit after which its process is ended: pytest-timeout needs a signal that arrives.
+HANGS = 120
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The order of collection is kept by xdist, where it is installed."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(Failures(config))
+
+
+class Failures:
+    """Prints each failure at once, in the process that gathers the reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nfailed: {report.nodeid} ({report.when})\n{report.longreprtext[-1500:]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    own = item.get_closest_marker("timeout")
+    limit = own.args[0] if own and own.args else float(item.config.getini("timeout") or 300)
+    faulthandler.dump_traceback_later(limit + HANGS, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(trylast=True)

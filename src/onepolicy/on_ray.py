@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -29,20 +30,32 @@ def over_ray(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], on: str)
     """
     address = address_of(on)
     try:
-        import ray
         import ray.exceptions
     except ImportError:
         raise MissingExtra("ray", "ray", f"--on {on}") from None
-    ours = not ray.is_initialized()
     try:
-        if ours:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        yield from _answers(ray, work, items)
+        with started(address):
+            yield from _answers(ray, work, items)
     except (ray.exceptions.RayError, ConnectionError) as err:
         raise EngineError(f"--on {on}: {' '.join(str(err).split())[:300]}") from err
+
+
+@contextlib.contextmanager
+def started(address: str | None = None) -> Iterator[None]:
+    """Ray at `address` (None: the running one, or a local one of our own, which listens on loopback alone), until the
+    end of the block. A Ray that this process has joined already is left as it is."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    own: dict[str, Any] = {} if address else {"_node_ip_address": "127.0.0.1"}
+    quiet = {"log_to_driver": False, "include_dashboard": False, "logging_level": logging.ERROR}
+    ray.init(address=address, **quiet, **own)
+    try:
+        yield
     finally:
-        if ours and ray.is_initialized():
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _answers(ray: Any, work: Callable[..., _T], items: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, _T]]:

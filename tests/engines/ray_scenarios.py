@@ -1,0 +1,93 @@
+"""What `test_audit_ray.py` asks of a real local Ray, in a process of its own: prints one JSON object.
+
+Exit code 0: every scenario has an answer; `BROKEN`: Ray itself could not start or died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(Path(__file__).parent)]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(Path(__file__).parent)])  # Ray's workers have it too
+
+import ray  # noqa: E402
+import ray.exceptions  # noqa: E402
+
+from audit_dumps import bits  # noqa: E402
+from onepolicy.audit import Choices, audit  # noqa: E402
+from onepolicy.auditing import Work, audit_shard  # noqa: E402
+from onepolicy.errors import EngineError  # noqa: E402
+from onepolicy.formats.base import Shard  # noqa: E402
+from onepolicy.formats.detect import detect  # noqa: E402
+from onepolicy.on_ray import over_ray, started  # noqa: E402
+from onepolicy.survey import Survey  # noqa: E402
+
+#: Exit code where Ray is to blame.
+BROKEN = 75
+
+
+def dies_once(shard: Shard, work: Work, number: int) -> Survey:
+    """`audit_shard`, but the worker of shard 2 is killed the first time, after its work and before its answer."""
+    out = audit_shard(shard, work, number)
+    assert isinstance(out, Survey)
+    mark = Path(str(work.spill)) / "died"
+    if number == 2 and not mark.exists():
+        mark.write_text("once")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return out
+
+
+def fails(item: int) -> int:
+    raise ValueError(f"item {item}")
+
+
+def survived(dump: Path, spill: Path) -> dict[str, Any]:
+    """The surveys of shards through a worker that is killed half way, and whether it was."""
+    spill.mkdir()
+    work = Work(("sampler", "old"), spill=str(spill))
+    items = [(shard, work, i) for i, shard in enumerate(detect([str(dump)]).shards)]
+    found = dict(over_ray(dies_once, items, "ray"))
+    here = {i: audit_shard(*item) for i, item in enumerate(items)}
+    return {"died": (spill / "died").exists(), "ray": numbers(found), "here": numbers(here)}
+
+
+def numbers(surveys: dict[int, Any]) -> list[Any]:
+    return [[s.sums.to_json(), s.replays.totals.to_dict()] for _, s in sorted(surveys.items())]
+
+
+def message(item: int) -> str:
+    try:
+        list(over_ray(fails, [(item,)], "ray"))
+    except EngineError as err:
+        return str(err)
+    return ""
+
+
+def main(dump: Path, scratch: Path) -> dict[str, Any]:
+    # the first audit starts a Ray of its own and ends it
+    alone = audit([dump], Choices(on="ray")).sums.to_json()
+    left_running = ray.is_initialized()
+    with started():
+        return {
+            "alone": alone,
+            "left_running": left_running,
+            "bits": bits(dump, on="ray"),
+            "kept_running": ray.is_initialized(),
+            "survived": survived(dump, scratch / "spill"),
+            "message": message(7),
+        }
+
+
+if __name__ == "__main__":
+    try:
+        found = main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (ray.exceptions.RaySystemError, ray.exceptions.LocalRayletDiedError, EngineError) as err:
+        print(f"{type(err).__name__}: {err}", file=sys.stderr)
+        sys.exit(BROKEN)
+    (Path(sys.argv[2]) / "found.json").write_text(json.dumps(found))
