@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, int]] = [
     ("exact", 2),
     ("intervals", 2),
     ("sums", 3),
+    ("windows", 3),
     ("reduce", 3),
     ("padded", 3),
     ("metrics", 4),
@@ -49,6 +50,7 @@ LAYERS: list[tuple[str, int]] = [
     ("rows", 8),
     ("signatures", 8),
     ("integrity", 9),  # it explains raw records, so it stands above the formats
+    ("replays", 8),
     ("whatif", 8),
     ("survey", 9),
     ("auditing", 10),

@@ -154,8 +154,8 @@ def _unmeasured(sums: Sums, m: Metric) -> str | None:
 
 def _no_histogram(sums: Sums, m: Metric) -> bool:
     if m.uses == "floor":
-        return not all(n in sums.histograms and sums.histograms[n].counts for n in _STANDARDISED)
-    return not any(h.counts for h in sums.histograms.values())
+        return not all(n in sums.histograms and sums.histograms[n] for n in _STANDARDISED)
+    return not any(sums.histograms.values())
 
 
 _STANDARDISED = ("standardised_gap", "standardised_floor")

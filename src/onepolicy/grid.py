@@ -22,6 +22,9 @@ LARGE = 2.0**10
 #: Terms that may be added within one level before the float sum must become an integer.
 MAX_TERMS = 2**30
 
+#: Terms looked at before all of them are.
+_FEW = 32
+
 _LEVELS = (-13, -37, -61)
 _MAGIC = tuple(1.5 * 2.0 ** (52 + k) for k in _LEVELS)
 
@@ -73,6 +76,9 @@ def segment_sums(x: FloatArray, starts: IntArray, lengths: IntArray) -> SegmentS
         levels[level] = _add_segments(q, starts, lengths)
         if level < len(_MAGIC) - 1:
             rest = np.subtract(rest, q, out=None if rest is x else rest)
+            if not rest[:_FEW].any() and not rest.any():  # whole numbers: nothing is left for the finer levels
+                levels[level + 1 :] = 0.0
+                break
     return SegmentSums(levels, lengths - nonfinite, nonfinite, large)
 
 
@@ -142,6 +148,9 @@ def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[
 
 def selected_segments(offsets: IntArray, mask: BoolArray) -> tuple[IntArray, IntArray]:
     """(starts, lengths) `[S]` of each sequence's selected tokens after `x[mask]`."""
-    before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
-    edges = before[offsets]
-    return edges[:-1], np.diff(edges)
+    counted = np.diff(offsets)
+    lengths = np.zeros(len(counted), dtype=np.int64)
+    if (counted > 0).any():
+        starts = offsets[:-1][counted > 0] - offsets[0]
+        lengths[counted > 0] = np.add.reduceat(mask[offsets[0] : offsets[-1]].view(np.int8), starts, dtype=np.int64)
+    return np.cumsum(lengths) - lengths, lengths

@@ -7,9 +7,9 @@ for 32 hashed groups of clusters, so that a quantile's standard error comes from
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,29 @@ GROUPS = 32
 _SIGN = 0x8000
 # a key is group << 16 | code + 2^15: codes lie in (-2^15, 2^15)
 _SHIFT, _ZERO, _CODE = 16, 1 << 15, 0xFFFF
+#: Values counted at a time.
+_SLICE = 1 << 16
+
+
+def _signed(high: IntArray) -> IntArray:
+    """Codes of the upper 16 bits of float32: negative below 0, magnitude by float bits; -0 is 0."""
+    magnitude = high & 0x7FFF
+    return np.where(high & _SIGN, -magnitude, magnitude)
+
+
+#: Upper 16 bits of a float32 -> bin code.
+_CODE_OF = _signed(np.arange(1 << 16))
+
+
+def _high_bits(x: FloatArray) -> NDArray[np.uint16]:
+    """`[N]` upper 16 bits of the float32 nearest to each value."""
+    with np.errstate(over="ignore"):
+        return (np.ascontiguousarray(x, dtype=np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def codes(x: FloatArray) -> NDArray[np.int64]:
-    """`[N]` signed bin codes in the order of the values: negative below 0, magnitude by float bits."""
-    with np.errstate(over="ignore"):
-        bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32) >> np.uint32(16)
-    magnitude = (bits & np.uint32(0x7FFF)).astype(np.int64)
-    return np.where(bits & np.uint32(_SIGN), -magnitude, magnitude)
+    """`[N]` signed bin codes in the order of the values."""
+    return _CODE_OF[_high_bits(x)]
 
 
 def bin_values(all_codes: IntArray) -> FloatArray:
@@ -46,50 +61,73 @@ def bin_value(code: int) -> float:
     return float(bin_values(np.array([code], dtype=np.int64))[0])
 
 
-@dataclass(slots=True)
 class Histogram:
-    """Counts by group and bin: `counts[group][code]`."""
+    """Counts by group and bin. `keys` `[K]` ascending: group << 16 | code + 2^15; `n` `[K]` values of each, above 0."""
 
-    counts: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    __slots__ = ("keys", "n")
+
+    def __init__(self, keys: IntArray | None = None, n: IntArray | None = None) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        self.keys, self.n = none if keys is None else keys, none if n is None else n
 
     @classmethod
     def of(cls, x: FloatArray, group: IntArray) -> Histogram:
         """`x` `[N]` finite values, `group` `[N]` in 0..31."""
-        keys = (group.astype(np.int64) << _SHIFT) + codes(x) + _ZERO
-        # a table of all groups and bins costs less than a sort, once there are as many values as bins
-        if len(keys) > GROUPS << _SHIFT - 3:
-            table = np.bincount(keys, minlength=GROUPS << _SHIFT)
-            unique = np.flatnonzero(table)
-            n = table[unique]
-        else:
-            unique, n = np.unique(keys, return_counts=True)
-        out = cls()
-        for key, count in zip(unique.tolist(), n.tolist(), strict=True):
-            out.counts.setdefault(key >> _SHIFT, {})[(key & _CODE) - _ZERO] = count
-        return out
+        high = _high_bits(x)
+        there = np.zeros(1 << 16, dtype=bool)
+        there[high] = True
+        used = np.unique(_CODE_OF[np.flatnonzero(there)])
+        number = np.searchsorted(used, _CODE_OF)
+        table = np.zeros(GROUPS * len(used), dtype=np.int64)
+        for i in range(0, len(high), _SLICE):
+            at = slice(i, i + _SLICE)
+            table += np.bincount(group[at] * len(used) + number[high[at]], minlength=len(table))
+        cells = np.flatnonzero(table)
+        return cls((cells // max(1, len(used)) << _SHIFT) + used[cells % max(1, len(used))] + _ZERO, table[cells])
 
     def add(self, other: Histogram) -> None:
-        for group, bins in other.counts.items():
-            into = self.counts.setdefault(group, {})
-            for code, n in bins.items():
-                into[code] = into.get(code, 0) + n
+        keys = np.concatenate([self.keys, other.keys])
+        order = np.argsort(keys, kind="stable")
+        keys, n = keys[order], np.concatenate([self.n, other.n])[order]
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else order
+        self.keys, self.n = keys[first], np.add.reduceat(n, first) if len(keys) else n
+
+    def __bool__(self) -> bool:
+        """Whether it holds any value."""
+        return len(self.keys) > 0
 
     def table(self) -> tuple[IntArray, IntArray]:
         """(codes `[K]` ascending, counts `[GROUPS, K]`)."""
-        all_codes = np.array(sorted({c for bins in self.counts.values() for c in bins}), dtype=np.int64)
+        all_codes, at = np.unique((self.keys & _CODE) - _ZERO, return_inverse=True)
         counts = np.zeros((GROUPS, len(all_codes)), dtype=np.int64)
-        for group, bins in self.counts.items():
-            counts[group, np.searchsorted(all_codes, list(bins))] = list(bins.values())
+        counts[self.keys >> _SHIFT, at.ravel()] = self.n
         return all_codes, counts
 
     def to_dict(self) -> dict[str, Any]:
+        """{group: {"code": ascending, "n": counts}}."""
+        edges = np.searchsorted(self.keys, np.arange(GROUPS + 1) << _SHIFT).tolist()
+        code, n = ((self.keys & _CODE) - _ZERO).tolist(), self.n.tolist()
         return {
-            str(g): {"code": sorted(b), "n": [b[c] for c in sorted(b)]} for g, b in sorted(self.counts.items()) if b
+            str(g): {"code": code[lo:hi], "n": n[lo:hi]}
+            for g, (lo, hi) in enumerate(itertools.pairwise(edges))
+            if hi > lo
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Histogram:
-        return cls({int(g): dict(zip(b["code"], b["n"], strict=True)) for g, b in data.items()})
+        """The inverse of `to_dict`. Errors: `ValueError`, `TypeError`, `KeyError` for anything else."""
+        keys: list[int] = []
+        n: list[int] = []
+        for g, bins in sorted((int(g), bins) for g, bins in data.items()):
+            for code, count in zip(bins["code"], bins["n"], strict=True):
+                if not (0 <= g < GROUPS and -_ZERO < code < _ZERO and 0 < count < 1 << 62):
+                    raise ValueError(f"no bin of a histogram: group {g}, code {code}, count {count}")
+                keys.append((g << _SHIFT) + code + _ZERO)
+                n.append(count)
+        out = cls(np.array(keys, dtype=np.int64), np.array(n, dtype=np.int64))
+        if (out.keys[1:] <= out.keys[:-1]).any():
+            raise ValueError("a histogram's bins are not in order")
+        return out
 
 
 def folded(all_codes: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

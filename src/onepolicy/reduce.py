@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from onepolicy.arrays import NUMPY, numeric_identity
 from onepolicy.exact import exact_divergences
 from onepolicy.grid import SegmentSums, group_sums, segment_sums, selected_segments
 from onepolicy.histogram import GROUPS, Histogram
-from onepolicy.sums import WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Total, keep_worst, merge_rows
+from onepolicy.sums import WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Term, Total, keep_worst, merge_rows
 from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
-from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, both_finite, select_tokens, uses_masks, view_mask
+from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, Within, both_finite, select_tokens, uses_masks, view_mask
+from onepolicy.windows import window_sums
 
 #: Tokens worked on at a time: a chunk's columns and temporaries stay in the cache.
 CHUNK = 1 << 15
@@ -42,10 +43,10 @@ def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") 
     out.counts = _counts(pairs, base)
     clusters = _clusters(pairs)
     masks = uses_masks(pairs, view)
-    for uses, mask in masks.items():
-        chosen = [m for m in table if m.uses == uses]
+    for mask, uses in _equal_masks(masks).values():
+        chosen = [m for m in table if m.uses in uses]
         if chosen:
-            _reduce_uses(out, pairs, uses, mask, chosen, clusters)
+            _reduce_tokens(out, pairs, mask, chosen, clusters)
     out.counts["estimable"] = int(masks["estimator"].sum()) if "estimator" in masks else 0
     _add_histograms(out, pairs, masks["scored"], clusters)
     if "floor" in masks:
@@ -68,28 +69,39 @@ def _clusters(pairs: LogprobPairs) -> _Clusters:
     return _Clusters(ids, of_sequence, group[of_sequence] if len(ids) else of_sequence)
 
 
-def _reduce_uses(
-    out: Sums, pairs: LogprobPairs, uses: str, mask: BoolArray, metrics: list[Metric], clusters: _Clusters
-) -> None:
-    exact = exact_divergences(pairs.a_distributions, pairs.b_distributions) if uses == "exact" else None
+def _equal_masks(masks: dict[str, BoolArray]) -> dict[bytes, tuple[BoolArray, list[str]]]:
+    """Masks that are equal are one: most often all of them are, and the same tokens are looked at once."""
+    out: dict[bytes, tuple[BoolArray, list[str]]] = {}
+    for uses, mask in masks.items():
+        key = hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=16).digest()
+        out.setdefault(key, (mask, []))[1].append(uses)
+    return out
+
+
+def _reduce_tokens(out: Sums, pairs: LogprobPairs, mask: BoolArray, metrics: list[Metric], clusters: _Clusters) -> None:
+    """Sums of metrics that all look at the tokens of one mask."""
+    uses = {m.uses for m in metrics}
+    exact = exact_divergences(pairs.a_distributions, pairs.b_distributions) if "exact" in uses else None
     tokens = select_tokens(pairs, uses, mask, exact)
     starts, lengths = selected_segments(pairs.offsets, mask)
     token_terms = _terms(metrics, "token")
     wants_sequences = any(m.level == "sequence" for m in metrics)
     if wants_sequences:
-        token_terms |= {f"sequence-part:{uses}:{k}": (fn, frozenset({"part"})) for k, fn in SEQUENCE_TERMS.items()}
+        token_terms |= {f"{_PART}{k}": (fn, frozenset({"part"})) for k, fn in SEQUENCE_TERMS.items()}
     parts = _token_sums(out, tokens, starts, lengths, token_terms)
     if wants_sequences:
         rows = np.flatnonzero(lengths > 0)
-        sums = {k: _sequence_column(parts.pop(f"sequence-part:{uses}:{k}"), rows) for k in SEQUENCE_TERMS}
+        sums = {k: _sequence_column(parts.pop(f"{_PART}{k}"), rows) for k in SEQUENCE_TERMS}
         view = Sequences(lengths[rows].astype(np.float64), sums)
-        segments = _sequence_sums(out, view, rows, len(lengths), _terms(metrics, "sequence"))
-        parts |= segments
-        if uses == "scored":
+        parts |= _sequence_sums(out, view, rows, len(lengths), _terms(metrics, "sequence"))
+        if "scored" in uses:
             _sequence_histograms(out, view, clusters.group[rows])
             out.worst["sequences"] = _worst_sequences(pairs, view, rows)
-    for key, sums_of_key in parts.items():
-        _add_rows(out, key, sums_of_key, clusters)
+    _add_rows(out, parts, clusters)
+
+
+#: Keys of the token sums that sequences are made of.
+_PART = "sequence-part:"
 
 
 def _sequence_column(part: SegmentSums, rows: IntArray) -> FloatArray:
@@ -97,9 +109,9 @@ def _sequence_column(part: SegmentSums, rows: IntArray) -> FloatArray:
     return np.where(part.nonfinite > 0, np.nan, part.to_float())[rows]
 
 
-def _terms(metrics: list[Metric], level: str) -> dict[str, tuple[Any, frozenset[str]]]:
-    """key -> (term, reducers that want it): a term that several metrics share is evaluated once."""
-    out: dict[str, tuple[Any, frozenset[str]]] = {}
+def _terms(metrics: list[Metric], level: str) -> dict[str, tuple[Term, frozenset[str]]]:
+    """key -> (term, reducers that want it)."""
+    out: dict[str, tuple[Term, frozenset[str]]] = {}
     for m in metrics:
         if m.level == level:
             for name, key in m.term_keys().items():
@@ -109,22 +121,32 @@ def _terms(metrics: list[Metric], level: str) -> dict[str, tuple[Any, frozenset[
 
 
 def _token_sums(
-    out: Sums, tokens: Tokens, starts: IntArray, lengths: IntArray, terms: dict[str, Any]
+    out: Sums, tokens: Tokens, starts: IntArray, lengths: IntArray, terms: dict[str, tuple[Term, frozenset[str]]]
 ) -> dict[str, SegmentSums]:
-    """Integer-exact per-sequence sums of every token term, a chunk of whole sequences at a time."""
-    pieces: dict[str, list[SegmentSums]] = {key: [] for key, (_, r) in terms.items() if r & {"sum", "part"}}
+    """Integer-exact per-sequence sums of every token term, a chunk of whole sequences at a time. A term that several
+    keys name is evaluated and added once."""
+    added = {key: term for key, (term, reducers) in terms.items() if reducers & {"sum", "part"}}
+    ends = {key: term for key, (term, reducers) in terms.items() if reducers & {"max", "min"}}
+    within = {id(t): t for t in added.values() if isinstance(t, Within)}
+    plain = {id(t): t for t in added.values() if id(t) not in within} | {id(t): t for t in ends.values()}
+    summed = {id(term) for term in added.values()}
+    pieces: dict[int, list[SegmentSums]] = {i: [] for i in summed}
     edges = _chunk_edges(lengths)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for lo, hi in itertools.pairwise(edges):
             first, last = int(starts[lo]), int(starts[hi - 1] + lengths[hi - 1])
             chunk = _slice(tokens, first, last)
-            for key, (term, reducers) in terms.items():
+            where = (starts[lo:hi] - first, lengths[lo:hi])
+            for i, term in plain.items():
                 x = term(NUMPY, chunk)
-                if key in pieces:
-                    pieces[key].append(segment_sums(x, starts[lo:hi] - first, lengths[lo:hi]))
-                if reducers & {"max", "min"}:
+                if i in summed and i not in within:
+                    pieces[i].append(segment_sums(x, *where))
+                for key in [k for k, t in ends.items() if t is term]:
                     _add_extremes(out, key, x)
-    return {key: _join(found, len(lengths)) for key, found in pieces.items()}
+            for i, sums in window_sums(chunk, within, *where).items():
+                pieces[i].append(sums)
+    joined = {i: _join(found, len(lengths)) for i, found in pieces.items()}
+    return {key: joined[id(term)] for key, term in added.items()}
 
 
 def _chunk_edges(lengths: IntArray) -> list[int]:
@@ -190,10 +212,16 @@ def _add_extremes(out: Sums, key: str, x: FloatArray) -> None:
     out.totals.setdefault(f"extremes:{key}", Total()).add(total)
 
 
-def _add_rows(out: Sums, key: str, sums: SegmentSums, clusters: _Clusters) -> None:
-    totals, counts = group_sums(sums, clusters.of_sequence, len(clusters.ids))
-    out.totals[key] = Total(sum(totals), sum(counts), int(sums.nonfinite.sum()))
-    out.rows[key] = {i: (total, n) for i, total, n in zip(clusters.ids, totals, counts, strict=True) if n}
+def _add_rows(out: Sums, parts: dict[str, SegmentSums], clusters: _Clusters) -> None:
+    """Totals and cluster rows by key; sums that several keys share are added into clusters once."""
+    done: dict[int, tuple[Total, dict[int, tuple[int, int]]]] = {}
+    for key, sums in parts.items():
+        if id(sums) not in done:
+            totals, counts = group_sums(sums, clusters.of_sequence, len(clusters.ids))
+            rows = {i: (total, n) for i, total, n in zip(clusters.ids, totals, counts, strict=True) if n}
+            done[id(sums)] = Total(sum(totals), sum(counts), int(sums.nonfinite.sum())), rows
+        total, rows = done[id(sums)]
+        out.totals[key], out.rows[key] = replace(total), rows
 
 
 # -- counts of states, histograms, places ------------------------------------------------------------------------------
@@ -269,8 +297,11 @@ def _worst_tokens(pairs: LogprobPairs, size: FloatArray) -> list[Place]:
     if not len(size) or not size.any():
         return []
     k = min(WORST_TOKENS, len(size))
-    least = max(float(np.partition(size, len(size) - k)[len(size) - k]), np.nextafter(0, 1))
-    at = np.flatnonzero(size >= least)
+    # the k-th largest of the blocks' maxima bounds the k-th largest from below: few tokens are left to sort
+    tops = np.maximum.reduceat(size, np.arange(0, len(size), max(1, len(size) // 4096)))
+    at = np.flatnonzero(size >= np.partition(tops, -k)[-k]) if len(tops) >= k else np.arange(len(size))
+    least = max(float(np.partition(size[at], -k)[-k]), np.nextafter(0, 1))
+    at = at[size[at] >= least]
     if len(at) > 64 * WORST_TOKENS:  # many equal values: keep all above, then the first of the ties
         at = np.concatenate([np.flatnonzero(size > least), _smallest(pairs, np.flatnonzero(size == least))])
     return keep_worst("tokens", (_place(pairs, int(i), -float(size[i])) for i in at))

@@ -13,7 +13,8 @@ computed once. Which tokens a metric runs on is its `uses`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -104,15 +105,62 @@ class Sequences:
         return self.log_ratio / self.tokens
 
 
+# Terms that several metrics share: one function object each, so that `reduce` evaluates and adds them once.
+
+
+def log_ratio(xp: Any, x: Any) -> Array:
+    return x.log_ratio
+
+
+def log_ratio_squared(xp: Any, x: Any) -> Array:
+    return x.log_ratio * x.log_ratio
+
+
+def abs_log_ratio(xp: Any, x: Any) -> Array:
+    return x.abs_log_ratio
+
+
+def k3(xp: Any, x: Any) -> Array:
+    return x.ratio_minus_one - x.log_ratio
+
+
+def logprob_a(xp: Any, x: Any) -> Array:
+    return x.a
+
+
+def logprob_b(xp: Any, x: Any) -> Array:
+    return x.b
+
+
+def mult_prob_error(xp: Any, x: Any) -> Array:
+    return xp.exp(x.abs_log_ratio)
+
+
 #: The token sums that `Sequences` is made of.
 SEQUENCE_TERMS: dict[str, Callable[[Any, Any], Any]] = {
-    "log_ratio": lambda xp, x: x.log_ratio,
-    "log_ratio_squared": lambda xp, x: x.log_ratio * x.log_ratio,
-    "k3": lambda xp, x: x.ratio_minus_one - x.log_ratio,
-    "a": lambda xp, x: x.a,
-    "b": lambda xp, x: x.b,
-    "mult_prob_error": lambda xp, x: xp.exp(x.abs_log_ratio),
+    "log_ratio": log_ratio,
+    "log_ratio_squared": log_ratio_squared,
+    "k3": k3,
+    "a": logprob_a,
+    "b": logprob_b,
+    "mult_prob_error": mult_prob_error,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A term at the positions low <= position < high (None: no end), 0 elsewhere. `reduce` sums all the ranges of one
+    term in one pass."""
+
+    term: Callable[[Any, Any], Any]
+    low: int
+    high: int | None
+
+    def __call__(self, xp: Any, x: Any) -> Array:
+        inside = x.position >= self.low
+        if self.high is not None:
+            inside = inside & (x.position < self.high)
+        return xp.where(inside, self.term(xp, x), xp.indicator(inside) * 0)
 
 
 def view_mask(pairs: LogprobPairs, view: str) -> BoolArray:
@@ -151,18 +199,21 @@ def uses_masks(pairs: LogprobPairs, view: str) -> dict[str, BoolArray]:
     return masks
 
 
-def select_tokens(pairs: LogprobPairs, uses: str, mask: BoolArray, exact: dict[str, Any] | None = None) -> Tokens:
-    """The tokens under `mask`, as contiguous float64 copies: `exp` of a strided view differs in the last bit."""
+def select_tokens(
+    pairs: LogprobPairs, uses: Collection[str], mask: BoolArray, exact: dict[str, Any] | None = None
+) -> Tokens:
+    """The tokens under `mask` with the columns that all of `uses` read, as contiguous float64 copies: `exp` of a
+    strided view differs in the last bit."""
     pick = lambda x: np.ascontiguousarray(x[mask], dtype=np.float64)
     more: dict[str, Any] = {}
-    if uses.startswith("surprisal_"):
-        side = uses[-1]
-        more = {f"{side}_{w}": pick(getattr(pairs, f"{side}_{w}")) for w in ("entropy", "varentropy")}
+    for side in ("a", "b"):
+        if f"surprisal_{side}" in uses:
+            more |= {f"{side}_{w}": pick(getattr(pairs, f"{side}_{w}")) for w in ("entropy", "varentropy")}
     if exact is not None:
         more["exact"] = {name: pick(column) for name, column in exact.items()}
-    if uses in ("position", "floor") and pairs.positions is not None:
+    if pairs.positions is not None and ("position" in uses or "floor" in uses):
         more["position"] = pick(pairs.positions)
-    if uses == "floor":
+    if "floor" in uses:
         more |= {name: pick(column) for name, column in floor_columns(pairs).items()}
     return Tokens(pick(pairs.a), pick(pairs.b), **more)
 

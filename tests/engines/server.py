@@ -54,6 +54,7 @@ def serving(*options: str, model: str = "tiny", dtype: str = "float32") -> Itera
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("w+b") as log:

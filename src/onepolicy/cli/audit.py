@@ -68,6 +68,7 @@ def audit(
     from onepolicy.cli.progress import progress
     from onepolicy.errors import UsageError
     from onepolicy.gates.bounds import load
+    from onepolicy.pool import keep_memory
 
     require_free(output or [], overwrite)
     if bounds is not None:
@@ -79,6 +80,7 @@ def audit(
     choices = Choices(
         (a, b), view, bounds, reply_length, workers, on, what_if, dialect_of(as_), tokenizer, scorer, said, numbers
     )
+    keep_memory()  # a command is a process of its own
     with progress("auditing", "shards") as told:
         report = run(dump, choices, told)
     return show(report, output, as_json)

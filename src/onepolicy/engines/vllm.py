@@ -39,10 +39,12 @@ class VllmEngine:
     SAMPLES: ClassVar[bool] = True
     SCORES: ClassVar[bool] = True
     HEAVY: ClassVar[bool] = True
-    #: One process instead of three (numbers are the same): starts faster, and nothing is left when it is killed.
+    #: One process instead of three (numbers are the same): starts faster, and nothing is left when it is killed. It
+    #: talks to itself over loopback: other addresses of a machine change, or are closed to itself.
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {
         **OFFLINE,
         **PATIENT_THREADS,
+        "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onepolicy.sums import Metric, Term
+from onepolicy.views import k3, log_ratio, log_ratio_squared
 
 
 def _mean(term: str) -> Callable[[Any], Any]:
@@ -30,7 +31,7 @@ METRICS = [
         "kl_sampler_scorer_k1/mean",
         "token",
         "estimator",
-        {"log_ratio": lambda xp, x: x.log_ratio},
+        {"log_ratio": log_ratio},
         lambda t: -t.mean("log_ratio"),
         "mean(-d), unbiased, may be negative; for the eye, never for a gate",
         source="Schulman 2020",
@@ -39,7 +40,7 @@ METRICS = [
         "kl_sampler_scorer_k2/mean",
         "token",
         "estimator",
-        {"log_ratio_squared": lambda xp, x: x.log_ratio * x.log_ratio},
+        {"log_ratio_squared": log_ratio_squared},
         lambda t: 0.5 * t.mean("log_ratio_squared"),
         "mean(d^2 / 2), biased, never negative",
         scale="log",
@@ -49,7 +50,7 @@ METRICS = [
         "kl_sampler_scorer_k3/mean",
         "token",
         "estimator",
-        {"k3": lambda xp, x: x.ratio_minus_one - x.log_ratio},
+        {"k3": k3},
         _mean("k3"),
         "mean(e^d - 1 - d) as expm1(d) - d: unbiased, never negative",
         scale="log",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onepolicy.sums import Metric, Quantile
+from onepolicy.sums import Metric, Quantile, Term
+from onepolicy.views import Within, log_ratio_squared
 
 #: Lower edges of the position buckets: powers of two, the first ones together.
 BUCKETS = (0, *(2**k for k in range(4, 18)))
@@ -28,13 +29,17 @@ def _column(name: str) -> Any:
     return lambda xp, x: getattr(x, name)
 
 
-def _within(xp: Any, x: Any, low: int) -> Any:
-    inside = x.position >= low
-    return xp.indicator(inside if low == BUCKETS[-1] else inside & (x.position < BUCKETS[BUCKETS.index(low) + 1]))
+#: What a bucket adds up: one function each for all buckets.
+_COLUMNS = {name: _column(name) for name in _TERMS}
 
 
-def _column_within(name: str, low: int) -> Any:
-    return lambda xp, x: getattr(x, name) * _within(xp, x, low)
+def _one(xp: Any, x: Any) -> Any:
+    """1 at every token that has a position."""
+    return xp.indicator(x.position >= 0)
+
+
+def _within(term: Term, low: int) -> Within:
+    return Within(term, low, None if low == BUCKETS[-1] else BUCKETS[BUCKETS.index(low) + 1])
 
 
 def _renamed(names: tuple[str, ...], low: int, compute: Any) -> Any:
@@ -58,7 +63,7 @@ def _ratio_from(low: int) -> Metric:
         f"gap_over_floor_from_{low}/rms",
         "token",
         "floor",
-        {f"{name}_from_{low}": _column_within(name, low) for name in _TERMS},
+        {f"{name}_from_{low}": _within(_COLUMNS[name], low) for name in _TERMS},
         _renamed(_TERMS, low, _ratio),
         f"gap_over_floor/rms over positions {_span(low)}",
         scale="log",
@@ -80,8 +85,8 @@ def _rms_from(low: int) -> Metric:
         "token",
         "position",
         {
-            squared: lambda xp, x: x.log_ratio * x.log_ratio * _within(xp, x, low),
-            counted: lambda xp, x: _within(xp, x, low),
+            squared: _within(log_ratio_squared, low),
+            counted: _within(_one, low),
         },
         lambda t: t.divide(t.sum(squared), t.sum(counted)) ** 0.5,
         f"sqrt(mean(d^2)) over positions {_span(low)}",
@@ -113,7 +118,7 @@ METRICS = [
         "gap_over_floor/rms",
         "token",
         "floor",
-        {name: _column(name) for name in _TERMS},
+        _COLUMNS,
         _ratio,
         "sqrt(mean((d / scale)^2) / mean over the variants' pairs of (their d / scale)^2)",
         scale="log",

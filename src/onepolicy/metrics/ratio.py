@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from onepolicy.sums import Metric
+from onepolicy.views import log_ratio, mult_prob_error
 
 _MOMENTS = {
     "ratio_minus_one": lambda xp, x: x.ratio_minus_one,
@@ -61,7 +62,7 @@ METRICS = [
         "ratio/max",
         "token",
         "scored",
-        {"log_ratio": lambda xp, x: x.log_ratio},
+        {"log_ratio": log_ratio},
         lambda t: t.exp(t.greatest("log_ratio")),
         "max(r), raw",
         reducer="max",
@@ -72,7 +73,7 @@ METRICS = [
         "ratio/min",
         "token",
         "scored",
-        {"log_ratio": lambda xp, x: x.log_ratio},
+        {"log_ratio": log_ratio},
         lambda t: t.exp(t.least("log_ratio")),
         "min(r), raw",
         reducer="min",
@@ -106,7 +107,7 @@ METRICS = [
         "mult_prob_error/mean",
         "token",
         "scored",
-        {"mult_prob_error": lambda xp, x: xp.exp(x.abs_log_ratio)},
+        {"mult_prob_error": mult_prob_error},
         lambda t: t.mean("mult_prob_error"),
         "mean(e^|d|), at least 1",
         ideal=1.0,

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from onepolicy.sums import Metric, Quantile
+from onepolicy.views import abs_log_ratio, log_ratio, log_ratio_squared, logprob_a, logprob_b
 
-_ABS = {"abs_log_ratio": lambda xp, x: x.abs_log_ratio}
+_ABS = {"abs_log_ratio": abs_log_ratio}
 
 
 def _quantile(q: float, name: str) -> Metric:
@@ -56,11 +57,13 @@ def _slope(t: Any) -> Any:
 
 
 _LINE = {
-    "a": lambda xp, x: x.a,
-    "b": lambda xp, x: x.b,
+    "a": logprob_a,
+    "b": logprob_b,
     "aa": lambda xp, x: x.a * x.a,
     "ab": lambda xp, x: x.a * x.b,
 }
+
+_DIFFERENCE = {"prob_abs_diff": lambda xp, x: xp.abs(x.probability_diff)}
 
 METRICS = [
     Metric("abs_log_ratio/mean", "token", "scored", _ABS, lambda t: t.mean("abs_log_ratio"), "mean(|d|)", scale="log"),
@@ -78,7 +81,7 @@ METRICS = [
         "log_ratio/rms",
         "token",
         "scored",
-        {"log_ratio_squared": lambda xp, x: x.log_ratio * x.log_ratio},
+        {"log_ratio_squared": log_ratio_squared},
         lambda t: abs(t.mean("log_ratio_squared")) ** 0.5,
         "sqrt(mean(d^2))",
         scale="log",
@@ -87,7 +90,7 @@ METRICS = [
         "log_ratio/mean",
         "token",
         "scored",
-        {"log_ratio": lambda xp, x: x.log_ratio},
+        {"log_ratio": log_ratio},
         lambda t: t.mean("log_ratio"),
         "mean(d) = -k1: in health -KL, not 0",
         ideal=0.0,
@@ -106,7 +109,7 @@ METRICS = [
         "prob_abs_diff/mean",
         "token",
         "scored",
-        {"prob_abs_diff": lambda xp, x: xp.abs(x.probability_diff)},
+        _DIFFERENCE,
         lambda t: t.mean("prob_abs_diff"),
         "mean |e^b - e^a|: a difference of probabilities, not of log-probs",
         scale="log",
@@ -117,7 +120,7 @@ METRICS = [
         "prob_abs_diff/max",
         "token",
         "scored",
-        {"prob_abs_diff": lambda xp, x: xp.abs(x.probability_diff)},
+        _DIFFERENCE,
         lambda t: t.greatest("prob_abs_diff"),
         "max |e^b - e^a|",
         reducer="max",
