@@ -64,11 +64,12 @@ def bin_value(code: int) -> float:
 class Histogram:
     """Counts by group and bin. `keys` `[K]` ascending: group << 16 | code + 2^15; `n` `[K]` values of each, above 0."""
 
-    __slots__ = ("keys", "n")
+    __slots__ = ("_table", "keys", "n")
 
     def __init__(self, keys: IntArray | None = None, n: IntArray | None = None) -> None:
         none = np.zeros(0, dtype=np.int64)
         self.keys, self.n = none if keys is None else keys, none if n is None else n
+        self._table: tuple[IntArray, IntArray] | None = None
 
     @classmethod
     def of(cls, x: FloatArray, group: IntArray) -> Histogram:
@@ -91,17 +92,21 @@ class Histogram:
         keys, n = keys[order], np.concatenate([self.n, other.n])[order]
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else order
         self.keys, self.n = keys[first], np.add.reduceat(n, first) if len(keys) else n
+        self._table = None
 
     def __bool__(self) -> bool:
         """Whether it holds any value."""
         return len(self.keys) > 0
 
     def table(self) -> tuple[IntArray, IntArray]:
-        """(codes `[K]` ascending, counts `[GROUPS, K]`)."""
-        all_codes, at = np.unique((self.keys & _CODE) - _ZERO, return_inverse=True)
-        counts = np.zeros((GROUPS, len(all_codes)), dtype=np.int64)
-        counts[self.keys >> _SHIFT, at.ravel()] = self.n
-        return all_codes, counts
+        """(codes `[K]` ascending, counts `[GROUPS, K]`); many metrics read it, and nobody may write to it."""
+        if self._table is None:
+            all_codes, at = np.unique((self.keys & _CODE) - _ZERO, return_inverse=True)
+            counts = np.zeros((GROUPS, len(all_codes)), dtype=np.int64)
+            counts[self.keys >> _SHIFT, at.ravel()] = self.n
+            counts.flags.writeable = all_codes.flags.writeable = False
+            self._table = all_codes, counts
+        return self._table
 
     def to_dict(self) -> dict[str, Any]:
         """{group: {"code": ascending, "n": counts}}."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +31,7 @@ def over_ray(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], on: str)
     Errors: `MissingExtra` without ray; `EngineError` for a task that fails for good, or a cluster that is not there.
     """
     address = address_of(on)
+    _stay_on_loopback(address)
     try:
         import ray.exceptions
     except ImportError:
@@ -42,20 +45,28 @@ def over_ray(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], on: str)
 
 @contextlib.contextmanager
 def started(address: str | None = None) -> Iterator[None]:
-    """Ray at `address` (None: the running one, or a local one of our own, which listens on loopback alone), until the
-    end of the block. A Ray that this process has joined already is left as it is."""
+    """Ray at `address` (None: the running one, else one of our own), until the end of the block. A Ray that this
+    process has joined already is left as it is."""
+    _stay_on_loopback(address)
     import ray
 
     if ray.is_initialized():
         yield
         return
-    own: dict[str, Any] = {} if address else {"_node_ip_address": "127.0.0.1"}
-    quiet = {"log_to_driver": False, "include_dashboard": False, "logging_level": logging.ERROR}
-    ray.init(address=address, **quiet, **own)
+    ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _stay_on_loopback(address: str | None) -> None:
+    """A local Ray of our own talks to itself over 127.0.0.1, as it does on a Mac: with the machine's own address it
+    waits for ever where a firewall closes that, or the address changes. Ray reads the setting when it is imported."""
+    folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
+    running = "RAY_ADDRESS" in os.environ or os.path.exists(os.path.join(folder, "ray_current_cluster"))
+    if address is None and not running and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 def _answers(ray: Any, work: Callable[..., _T], items: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, _T]]:

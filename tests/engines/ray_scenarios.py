@@ -16,9 +16,6 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(Path(__file__).parent)]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(Path(__file__).parent)])  # Ray's workers have it too
 
-import ray  # noqa: E402
-import ray.exceptions  # noqa: E402
-
 from audit_dumps import bits  # noqa: E402
 from onepolicy.audit import Choices, audit  # noqa: E402
 from onepolicy.auditing import Work, audit_shard  # noqa: E402
@@ -72,9 +69,12 @@ def message(item: int) -> str:
 def main(dump: Path, scratch: Path) -> dict[str, Any]:
     # the first audit starts a Ray of its own and ends it
     alone = audit([dump], Choices(on="ray")).sums.to_json()
+    import ray  # not before: the audit says how it is started
+
     left_running = ray.is_initialized()
     with started():
         return {
+            "address": ray.util.get_node_ip_address(),
             "alone": alone,
             "left_running": left_running,
             "bits": bits(dump, on="ray"),
@@ -87,7 +87,7 @@ def main(dump: Path, scratch: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         found = main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except (ray.exceptions.RaySystemError, ray.exceptions.LocalRayletDiedError, EngineError) as err:
-        print(f"{type(err).__name__}: {err}", file=sys.stderr)
+    except EngineError as err:
+        print(err, file=sys.stderr)
         sys.exit(BROKEN)
     (Path(sys.argv[2]) / "found.json").write_text(json.dumps(found))

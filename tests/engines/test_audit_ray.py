@@ -92,6 +92,7 @@ def test_a_worker_killed_half_way_changes_nothing(found: dict[str, Any]):
 def test_the_verb_starts_a_ray_of_its_own_and_ends_it(dump: Path, found: dict[str, Any]):
     assert found["alone"] == audit([dump], Choices(workers=1)).sums.to_json()
     assert not found["left_running"]
+    assert found["address"] == "127.0.0.1", "nothing of it may hang on the machine's other addresses"
 
 
 @pytest.mark.ray

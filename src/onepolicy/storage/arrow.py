@@ -234,6 +234,8 @@ def _numbers(pa: Any, array: Any, name: str) -> NDArray[Any]:
 
 
 def _bools(name: str, values: NDArray[Any], valid: BoolArray | None, dtype: str) -> NDArray[Any]:
+    if values.dtype == bool:
+        return values
     bad = (values != 0) & (values != 1)
     if bad.any():
         at = int(bad.argmax())
@@ -245,13 +247,14 @@ def _integers(name: str, values: NDArray[Any], valid: BoolArray | None, dtype: s
     if values.dtype.kind not in "iu":
         raise ContentError(f"column {name!r} holds {values.dtype} values, wanted {_WANTED[dtype]}")
     limits = np.iinfo(np.int32 if dtype == "int32" else np.int64)
-    bad = (values < limits.min) | (values > limits.max)
-    if bad.any():
-        at = int(bad.argmax())
-        raise BadValue(name, at, f"got {quoted(values[at])}, wanted a whole number in {limits.bits} bits")
+    if not np.can_cast(values.dtype, limits.dtype):
+        bad = (values < limits.min) | (values > limits.max)
+        if bad.any():
+            at = int(bad.argmax())
+            raise BadValue(name, at, f"got {quoted(values[at])}, wanted a whole number in {limits.bits} bits")
     if name == "token_ids" and valid is not None:
         raise BadValue(name, int((~valid).argmax()), "got null, which it never is")
-    return values.astype(limits.dtype)
+    return values.astype(limits.dtype, copy=False)
 
 
 def _floats(name: str, values: NDArray[Any], valid: BoolArray | None, dtype: str) -> NDArray[Any]:
