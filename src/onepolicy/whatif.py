@@ -8,22 +8,25 @@ read off the histogram of the log-ratios.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from onepolicy import corrections
-from onepolicy.corrections import Correction, compose
+from onepolicy.corrections.composition import Composition, compose
+from onepolicy.corrections.correction import Correct
+from onepolicy.corrections.rule import stage_of
 from onepolicy.counted import Counted
-from onepolicy.grid import grid_integers, to_float
+from onepolicy.grid import GRID_BITS, to_float
 from onepolicy.histogram import Histogram, bin_values
 from onepolicy.profiles.base import Seen
+from onepolicy.replays import COLUMNS, Replay, Sequences, Tokens, replayed
 from onepolicy.types import BoolArray, FloatArray, IntArray, Listing
 
 #: name -> (what is replayed, the same as a call). Options: the corrections' defaults, sources in their docstrings.
-REPLAYS: dict[str, tuple[Callable[..., Correction], str]] = {
+REPLAYS: dict[str, tuple[Correct | Composition, str]] = {
     "none": (corrections.token_mask, "token_mask(low=None, high=None)"),
     "truncate": (corrections.truncate, "truncate(cap=2.0)"),
     "truncate 0.5-5": (corrections.truncate, "truncate(floor=0.5, cap=5.0)"),
@@ -59,8 +62,6 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 }
 #: Corrections that ask for the sign of an advantage; without advantages they are not replayed.
 SIGNED = ("off_policy_reject", "tv_mask", "binary_kl_mask", "vaco_mask")
-#: Corrections of the policy that is being updated: the dump's scorer stands for it.
-CURRENT = ("off_policy_reject",)
 #: What is added up for each, over trained tokens. `off`: |w - r|, how far the weight is from the ratio. Where every
 #: token has an advantage A, `gradient` besides: w |A|.
 SUMS = ("w", "w2", "moved", "off")
@@ -89,96 +90,91 @@ def replay(seen: Seen, clusters: FloatArray | Any) -> WhatIf:
     out = WhatIf()
     if not len(seen):
         return out
-    batch = _Batch(seen, clusters)
-    for bit, name in enumerate(REPLAYS):
-        if name in SIGNED and batch.advantages is None:
-            out.why_not[name] = "needs advantages"
-            continue
-        _replayed(out, name, bit, batch)
-    _mark_groups(out, len(REPLAYS), batch, batch.trained)
+    tokens = _tokens(seen)
+    out.why_not = {name: "needs advantages" for name in SIGNED if tokens.advantages is None}
+    names = [name for name in REPLAYS if name not in out.why_not]
+    some = seen.counts > 0
+    made = np.zeros((len(names), len(COLUMNS), len(some)))
+    made[:, :, some] = replayed(tokens, [_replay_of(name) for name in names])
+    trained = np.zeros(len(some), dtype=np.int64)
+    trained[some] = Sequences(tokens.lengths).total(tokens.trained)
+    columns = dict(zip(COLUMNS, made.swapaxes(0, 1), strict=True))
+    _add_sums(out, names, columns, tokens.advantages is not None)
+    kept = columns["kept"].astype(np.int64)
+    _count(out, names, kept, trained, seen)
+    bits = [*(list(REPLAYS).index(name) for name in names), len(REPLAYS)]
+    _mark_groups(out, bits, np.concatenate([kept, trained[None]]) > 0, np.asarray(clusters))
     return out
 
 
-class _Batch:
-    """The compared tokens of whole sequences, packed, as a correction takes them."""
-
-    def __init__(self, seen: Seen, clusters: Any) -> None:
-        self.seen, self.clusters = seen, np.asarray(clusters)
-        self.lengths = seen.counts
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
-        self.starts = self.offsets[:-1][self.lengths > 0]  # of the sequences that have tokens
-        mask = seen.rollouts.tokens.get("loss_mask")
-        self.trained: BoolArray = (
-            np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
-        )
-        self.all_trained = bool(self.trained.all())
-        told = seen.rollouts.tokens.get("advantages")
-        self.advantages: FloatArray | None = None
-        if told is not None and told.mask()[seen.at][self.trained].all():
-            self.advantages = np.where(told.mask(), told.values, 0.0)[seen.at].astype(np.float64)
-        self.inputs: dict[str, Any] = {
-            "sampler": seen.a, "old": seen.b, "mask": self.trained, "offsets": self.offsets, "effects": False,
-        }  # fmt: skip
-        if self.advantages is not None:
-            self.inputs["advantages"] = self.advantages
-        with np.errstate(over="ignore"):
-            self.ratio = np.exp(np.minimum(seen.d, 80.0))
-        reward = seen.rollouts.records.get("reward")
-        none = np.full(len(self.lengths), np.nan)
-        self.reward = none if reward is None else np.where(reward.mask(), reward.values, np.nan)
-
-    def counted(self, mask: BoolArray) -> IntArray:
-        """`[S]` trues of each sequence."""
-        out = np.zeros(len(self.lengths), dtype=np.int64)
-        out[self.lengths > 0] = np.add.reduceat(mask.astype(np.int64), self.starts)
-        return out
-
-
-def _replayed(out: WhatIf, name: str, bit: int, batch: _Batch) -> None:
+def _replay_of(name: str) -> Replay:
+    """The rules of a replay. The dump's scorer stands for the current policy too: one ratio serves all of them."""
     run, _ = REPLAYS[name]
-    inputs = dict(batch.inputs)
-    if name in CURRENT:
-        inputs["current"] = inputs.pop("old")
-    c = run(**inputs, **OPTIONS.get(name, {}))
-    keep, trained = np.asarray(c.keep), batch.trained
-    w = np.where(keep, c.weights, 0.0).astype(np.float64)
-    columns = {"w": w, "w2": w * w, "moved": np.abs(w - 1.0), "off": np.abs(w - batch.ratio)}
-    for what, x in columns.items():
-        key = f"{name}:{what}"
-        out.totals.sums[key] = out.totals.sums.get(key, 0) + _total(x if batch.all_trained else x * trained, batch)
-    out.totals.greatest(f"{name}:largest", float((w * trained).max(initial=0.0)))
-    if batch.advantages is not None:
-        size = w * np.abs(batch.advantages) * trained
-        out.totals.sums[f"{name}:gradient"] = _total(size, batch)
-        out.totals.greatest(f"{name}:largest gradient", float(size.max(initial=0.0)))
-    _count(out, name, keep & trained, batch)
-    _mark_groups(out, bit, batch, keep & trained)
+    if isinstance(run, Composition):
+        return run.stages, run.sees
+    return [stage_of(run.__name__, run.rule, run.options, OPTIONS.get(name, {}))], "kept"
 
 
-def _total(x: FloatArray, batch: _Batch) -> int:
-    """The sum of sequences' sums in grid units: each is added in its own order, and rounded once."""
-    return sum(grid_integers(np.minimum(np.add.reduceat(x, batch.starts), 2.0**60)))
+def _tokens(seen: Seen) -> Tokens:
+    """The compared tokens, packed, of the sequences that have some; advantages where all trained ones have one."""
+    mask = seen.rollouts.tokens.get("loss_mask")
+    trained = np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
+    told = seen.rollouts.tokens.get("advantages")
+    advantages: FloatArray | None = None
+    if told is not None and told.mask()[seen.at][trained].all():
+        advantages = np.where(told.mask(), told.values, 0.0)[seen.at].astype(np.float64)
+    return Tokens(seen.a, seen.b, trained, advantages, seen.counts[seen.counts > 0])
 
 
-def _count(out: WhatIf, name: str, keep: BoolArray, batch: _Batch) -> None:
-    """Kept tokens by reward and by octave of the length, and sequences of which nothing is left."""
-    kept, trained = batch.counted(keep), batch.counted(batch.trained)
+def _add_sums(out: WhatIf, names: list[str], columns: Mapping[str, FloatArray], signed: bool) -> None:
+    for what in (*SUMS, "gradient") if signed else SUMS:
+        for name, total in zip(names, _totals(columns[what]), strict=True):
+            out.totals.sums[f"{name}:{what}"] = total
+    for what in ("largest", "largest gradient") if signed else ("largest",):
+        for name, most in zip(names, columns[what].max(axis=1).tolist(), strict=True):
+            out.totals.greatest(f"{name}:{what}", most)
+
+
+def _totals(x: FloatArray) -> list[int]:
+    """`[K, S]`, 0 or more: K exact sums in grid units; each term is rounded once, half-even, and held under 2^60.
+
+    In units of the grid a term is below 2^122. It is cut into parts of 32 bits, whose sums int64 holds.
+    """
+    rest = np.rint(np.minimum(x, 2.0**60) * 2.0**GRID_BITS)
+    out = [0] * len(x)
+    for bits in (96, 64, 32, 0):
+        part = np.floor(rest * 2.0**-bits)
+        rest -= part * 2.0**bits
+        out = [total + (n << bits) for total, n in zip(out, part.astype(np.int64).sum(axis=1).tolist(), strict=True)]
+    return out
+
+
+def _count(out: WhatIf, names: list[str], kept: IntArray, trained: IntArray, seen: Seen) -> None:
+    """Tokens by reward and by octave of the length, of `kept` `[K, S]` and `trained` `[S]`, and emptied sequences."""
+    reward = seen.rollouts.records.get("reward")
+    told = np.full(len(trained), np.nan) if reward is None else np.where(reward.mask(), reward.values, np.nan)
+    sign = np.where(np.isnan(told), "unknown", np.where(told > 0, "positive", "other"))
     octave = np.frexp(trained.astype(np.float64))[1]
-    sign = np.where(np.isnan(batch.reward), "unknown", np.where(batch.reward > 0, "positive", "other"))
-    for what, values in (("kept", kept), ("trained", trained)):
-        out.totals.count(f"{name}:{what}", int(values.sum()))
-        for k in np.unique(octave):
-            out.totals.count(f"{name}:{what}:octave {k}", int(values[octave == k].sum()))
-        for s in np.unique(sign):
-            out.totals.count(f"{name}:{what}:reward {s}", int(values[sign == s].sum()))
-    out.totals.count(f"{name}:sequences", int((trained > 0).sum()))
-    out.totals.count(f"{name}:emptied", int(((trained > 0) & (kept == 0)).sum()))
+    chosen: dict[str, BoolArray] = {"": np.ones(len(trained), dtype=bool)}
+    chosen |= {f":octave {k}": octave == k for k in np.unique(octave)}
+    chosen |= {f":reward {s}": sign == s for s in np.unique(sign)}
+    emptied = ((trained > 0) & (kept == 0)).sum(axis=1).tolist()
+    for part, mask in chosen.items():
+        n = int(trained[mask].sum())
+        for name, m in zip(names, kept[:, mask].sum(axis=1).tolist(), strict=True):
+            out.totals.count(f"{name}:kept{part}", m)
+            out.totals.count(f"{name}:trained{part}", n)
+    for name, n in zip(names, emptied, strict=True):
+        out.totals.count(f"{name}:sequences", int((trained > 0).sum()))
+        out.totals.count(f"{name}:emptied", n)
 
 
-def _mark_groups(out: WhatIf, bit: int, batch: _Batch, mask: BoolArray) -> None:
-    some = batch.counted(mask) > 0
-    for group in np.unique(batch.clusters[some]).tolist():
-        out.groups[group] = out.groups.get(group, 0) | (1 << bit)
+def _mark_groups(out: WhatIf, bits: list[int], some: BoolArray, clusters: Any) -> None:
+    """`some` `[bits, S]`: whether something of the sequence is kept, for each bit."""
+    groups, at = np.unique(clusters, return_inverse=True)
+    marks = np.zeros(len(groups), dtype=np.int64)
+    np.bitwise_or.at(marks, at, np.bitwise_or.reduce(some.astype(np.int64) << np.array(bits)[:, None], axis=0))
+    out.groups = {group: mark for group, mark in zip(groups.tolist(), marks.tolist(), strict=True) if mark}
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
