@@ -107,8 +107,8 @@ def _read(value: float, read: Quantile) -> float:
 
 def measure(sums: Sums, metrics: Mapping[str, Metric] = METRICS) -> dict[str, Measurement]:
     """Every metric of the table as a `Measurement`; what the Sums do not hold is there with `value` None and `why`."""
-    heavy = heavy_tail(sums)
-    return {key: _measure(sums, m, heavy) for key, m in metrics.items() if key in sums.metrics}
+    heavy, effective = heavy_tail(sums), _effective(sums)
+    return {key: _measure(sums, m, heavy, effective) for key, m in metrics.items() if key in sums.metrics}
 
 
 def heavy_tail(sums: Sums) -> bool:
@@ -119,14 +119,14 @@ def heavy_tail(sums: Sums) -> bool:
     return is_heavy(hist.bin_values(codes), counts.sum(axis=0).astype(np.float64))
 
 
-def _measure(sums: Sums, m: Metric, heavy: bool) -> Measurement:
+def _measure(sums: Sums, m: Metric, heavy: bool, effective: float) -> Measurement:
     why = _unmeasured(sums, m)
     if why:
         return Measurement(m.key, None, 0, _nonfinite(sums, m), scale=m.scale, why=why)
     if m.reducer in ("max", "min"):
         return _extreme(sums, m)
     if m.reducer == "histogram":
-        return _from_histogram(sums, m)
+        return _from_histogram(sums, m, effective)
     return _from_sums(sums, m, heavy)
 
 
@@ -177,7 +177,7 @@ def _extreme(sums: Sums, m: Metric) -> Measurement:
     return Measurement(m.key, value, total.n, total.nonfinite, sums.n_clusters(), scale=m.scale)
 
 
-def _from_histogram(sums: Sums, m: Metric) -> Measurement:
+def _from_histogram(sums: Sums, m: Metric, effective: float) -> Measurement:
     value = float(m.compute(Totals(sums, m)))
     name = m.quantile.histogram if m.quantile else "log_ratio"
     _, counts = sums.histograms[name].table()
@@ -185,12 +185,13 @@ def _from_histogram(sums: Sums, m: Metric) -> Measurement:
     if math.isnan(value):
         return Measurement(m.key, None, n, scale=m.scale, why="too few different ratios in the upper tail")
     groups = int((counts.sum(axis=1) > 0).sum())
+    found = Measurement(m.key, value, n, 0, sums.n_clusters(), effective, scale=m.scale)
     if m.quantile is not None and m.quantile.over is not None:
-        return _quantile_ratio(sums, m, m.quantile, value, n, groups)
-    lower, upper = (None, None)
+        return _quantile_ratio(sums, m.quantile, replace(found, scale="log"), groups)
     if m.quantile is not None and groups >= LEAST_GROUPS:
         lower, upper = _woodruff(sums, m.quantile)
-    return Measurement(m.key, value, n, 0, sums.n_clusters(), _effective(sums), None, lower, upper, m.scale)
+        return replace(found, lower=lower, upper=upper)
+    return found
 
 
 def _effective(sums: Sums) -> float:
@@ -226,10 +227,11 @@ def _share_of_bins(counts: IntArray, n_bins: int) -> tuple[float, float, int]:
     return float(below.sum() / n.sum()), _jackknife_error(left_out) or 0.0, len(n)
 
 
-def _quantile_ratio(sums: Sums, m: Metric, read: Quantile, value: float, n: int, groups: int) -> Measurement:
+def _quantile_ratio(sums: Sums, read: Quantile, found: Measurement, groups: int) -> Measurement:
     """A ratio of two quantiles of the same tokens. Its error on the log scale: both quantiles' shares below, linearised
     through the density there, and deleted by the same hashed groups of clusters, so that what they share cancels."""
-    found = Measurement(m.key, value, n, 0, sums.n_clusters(), _effective(sums), scale="log")
+    value = found.value
+    assert value is not None
     if value == 0:
         return replace(found, std_error=0.0, lower=0.0, upper=0.0, scale="linear")
     if groups < LEAST_GROUPS or not value > 0:

@@ -14,7 +14,7 @@ from onepolicy.arrays import NUMPY, numeric_identity
 from onepolicy.exact import exact_divergences
 from onepolicy.grid import SegmentSums, group_sums, segment_sums, selected_segments
 from onepolicy.histogram import GROUPS, Histogram
-from onepolicy.sums import WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Term, Total, keep_worst, merge_rows
+from onepolicy.sums import MAX_ROWS, WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Term, Total, keep_worst
 from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
 from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, Within, both_finite, select_tokens, uses_masks, view_mask
 from onepolicy.windows import window_sums
@@ -43,16 +43,17 @@ def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") 
     out.counts = _counts(pairs, base)
     clusters = _clusters(pairs)
     masks = uses_masks(pairs, view)
+    parts: dict[str, SegmentSums] = {}
     for mask, uses in _equal_masks(masks).values():
         chosen = [m for m in table if m.uses in uses]
         if chosen:
-            _reduce_tokens(out, pairs, mask, chosen, clusters)
+            parts |= _reduce_tokens(out, pairs, mask, chosen, clusters)
+    _add_rows(out, parts, clusters)
     out.counts["estimable"] = int(masks["estimator"].sum()) if "estimator" in masks else 0
     _add_histograms(out, pairs, masks["scored"], clusters)
     if "floor" in masks:
         _add_floor(out, pairs, masks["floor"], clusters)
     out.worst |= _places(pairs, base, masks["scored"])
-    out.rows, out.bucketed = merge_rows([out])
     return out
 
 
@@ -78,8 +79,10 @@ def _equal_masks(masks: dict[str, BoolArray]) -> dict[bytes, tuple[BoolArray, li
     return out
 
 
-def _reduce_tokens(out: Sums, pairs: LogprobPairs, mask: BoolArray, metrics: list[Metric], clusters: _Clusters) -> None:
-    """Sums of metrics that all look at the tokens of one mask."""
+def _reduce_tokens(
+    out: Sums, pairs: LogprobPairs, mask: BoolArray, metrics: list[Metric], clusters: _Clusters
+) -> dict[str, SegmentSums]:
+    """Sums by sequence, for the keys of metrics that all look at the tokens of one mask."""
     uses = {m.uses for m in metrics}
     exact = exact_divergences(pairs.a_distributions, pairs.b_distributions) if "exact" in uses else None
     tokens = select_tokens(pairs, uses, mask, exact)
@@ -97,7 +100,7 @@ def _reduce_tokens(out: Sums, pairs: LogprobPairs, mask: BoolArray, metrics: lis
         if "scored" in uses:
             _sequence_histograms(out, view, clusters.group[rows])
             out.worst["sequences"] = _worst_sequences(pairs, view, rows)
-    _add_rows(out, parts, clusters)
+    return parts
 
 
 #: Keys of the token sums that sequences are made of.
@@ -214,14 +217,23 @@ def _add_extremes(out: Sums, key: str, x: FloatArray) -> None:
 
 def _add_rows(out: Sums, parts: dict[str, SegmentSums], clusters: _Clusters) -> None:
     """Totals and cluster rows by key; sums that several keys share are added into clusters once."""
+    unlike = {id(sums): sums for sums in parts.values()}
+    ids, of_sequence = clusters.ids, clusters.of_sequence
+    there = np.zeros(len(ids), dtype=bool)
+    for sums in unlike.values():
+        there[of_sequence[sums.n > 0]] = True
+    if int(there.sum()) > MAX_ROWS:
+        out.bucketed = True
+        buckets, number = np.unique([i % MAX_ROWS for i in ids], return_inverse=True)
+        ids, of_sequence = buckets.tolist(), number.ravel()[of_sequence]
     done: dict[int, tuple[Total, dict[int, tuple[int, int]]]] = {}
+    for at, sums in unlike.items():
+        totals, counts = group_sums(sums, of_sequence, len(ids))
+        rows = {i: (total, n) for i, total, n in zip(ids, totals, counts, strict=True) if n}
+        done[at] = Total(sum(totals), sum(counts), int(sums.nonfinite.sum())), rows
     for key, sums in parts.items():
-        if id(sums) not in done:
-            totals, counts = group_sums(sums, clusters.of_sequence, len(clusters.ids))
-            rows = {i: (total, n) for i, total, n in zip(clusters.ids, totals, counts, strict=True) if n}
-            done[id(sums)] = Total(sum(totals), sum(counts), int(sums.nonfinite.sum())), rows
         total, rows = done[id(sums)]
-        out.totals[key], out.rows[key] = replace(total), rows
+        out.totals[key], out.rows[key] = replace(total), dict(rows)
 
 
 # -- counts of states, histograms, places ------------------------------------------------------------------------------

@@ -139,7 +139,28 @@ class Sums:
             self.histograms.setdefault(name, Histogram()).add(histogram)
         for name, places in part.worst.items():
             self.worst[name] = keep_worst(name, [*self.worst.get(name, []), *places])
-        self.rows, self.bucketed = merge_rows([self, part])
+        self._add_rows(part)
+
+    def _add_rows(self, part: Sums) -> None:
+        """Cluster rows added by id; both sides in `MAX_ROWS` buckets once there are more clusters than that."""
+        bucketed = self.bucketed or part.bucketed or len(self._ids() | part._ids()) > MAX_ROWS
+        if bucketed and not self.bucketed:
+            self.rows = {term: in_buckets(rows) for term, rows in self.rows.items()}
+        theirs = part.rows
+        if bucketed and not part.bucketed:
+            theirs = {term: in_buckets(rows) for term, rows in theirs.items()}
+        for term, rows in theirs.items():
+            into = self.rows.setdefault(term, {})
+            if not into:
+                into.update(rows)
+                continue
+            for i, row in rows.items():
+                was = into.get(i)
+                into[i] = row if was is None else (was[0] + row[0], was[1] + row[1])
+        self.bucketed = bucketed
+
+    def _ids(self) -> set[int]:
+        return {i for rows in self.rows.values() for i in rows}
 
     def _refuse_unlike(self, other: Sums) -> None:
         for what in ("view", "names", "cluster_unit", "numeric", "metrics"):
@@ -221,20 +242,13 @@ def _read_total(data: Mapping[str, Any]) -> Total:
     return Total(int(data["sum"]), int(data["n"]), int(data["nonfinite"]), *ends)
 
 
-def merge_rows(parts: Iterable[Sums]) -> tuple[dict[str, dict[int, Row]], bool]:
-    """Cluster rows of all parts added by id, and whether they had to be hashed into `MAX_ROWS` buckets."""
-    parts = list(parts)
-    ids = {i for part in parts for rows in part.rows.values() for i in rows}
-    bucketed = any(part.bucketed for part in parts) or len(ids) > MAX_ROWS
-    out: dict[str, dict[int, Row]] = {}
-    for part in parts:
-        for term, rows in part.rows.items():
-            into = out.setdefault(term, {})
-            for i, (total, n) in rows.items():
-                at = i % MAX_ROWS if bucketed else i
-                was = into.get(at, (0, 0))
-                into[at] = (was[0] + total, was[1] + n)
-    return out, bucketed
+def in_buckets(rows: Mapping[int, Row]) -> dict[int, Row]:
+    """Rows added into `MAX_ROWS` buckets by id."""
+    out: dict[int, Row] = {}
+    for i, (total, n) in rows.items():
+        was = out.get(i % MAX_ROWS, (0, 0))
+        out[i % MAX_ROWS] = (was[0] + total, was[1] + n)
+    return out
 
 
 def keep_worst(name: str, places: Iterable[Place]) -> list[Place]:

@@ -98,7 +98,8 @@ class Survey:
 def _added(mine: Sums | None, theirs: Sums | None) -> Sums | None:
     if mine is None or theirs is None:
         return theirs if mine is None else mine
-    return mine.merge(theirs)
+    mine.add(theirs)
+    return mine
 
 
 def _added_numbers(mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[str, Any] | None:
