@@ -110,17 +110,16 @@ class Rollouts:
 
         Equal sequences get equal hashes in any file, order or float width; `record_ids` numbers them.
         """
-        lp = _hashable(self.scorings["sampler"].logprobs) if "sampler" in self.scorings else None
-        names: list[str] = []
-        for i in range(len(self)):
-            recorded = self.record("record_id", i)
-            if recorded is None:
-                at = self.sequence(i)
-                digest = hashlib.blake2b(np.ascontiguousarray(self.token_ids[at]).tobytes(), digest_size=8)
-                digest.update(b"" if lp is None else lp[at].tobytes())
-                recorded = digest.hexdigest()
-            names.append(str(recorded))
-        return names
+        recorded = [self.record("record_id", i) for i in range(len(self))]
+        if None not in recorded:
+            return [str(name) for name in recorded]
+        ids = np.ascontiguousarray(self.token_ids)
+        lp = _hashable(self.scorings["sampler"].logprobs) if "sampler" in self.scorings else ids[:0]
+        spans = zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)
+        return [
+            _digest(ids[lo:hi], lp[lo:hi]) if name is None else str(name)
+            for name, (lo, hi) in zip(recorded, spans, strict=True)
+        ]
 
     def record_ids(self) -> list[str]:
         """Unique names: `content_ids`, with `#2`, `#3`, ... for duplicates."""
@@ -177,6 +176,13 @@ def _row_numbers(index: Iterable[int], n_rows: int) -> IntArray:
         _require_length("take", len(rows), n_rows, "sequences")
         return np.flatnonzero(rows)
     return rows.astype(np.int64)
+
+
+def _digest(ids: NDArray[Any], lp: NDArray[Any]) -> str:
+    """A hash of two arrays' bytes, one after the other."""
+    digest = hashlib.blake2b(ids.data, digest_size=8)
+    digest.update(lp.data)
+    return digest.hexdigest()
 
 
 def _hashable(col: Values) -> NDArray[np.float64]:

@@ -12,6 +12,8 @@ from build import rollouts_of
 from onepolicy.align import align
 from onepolicy.profiles import PROFILES, Bins, Profile, Seen, profiled
 from onepolicy.profiles.base import OTHERS
+from onepolicy.profiles.blocks import blocks, sums_in_order
+from onepolicy.profiles.repeats import repeats
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import Lists, Values
 from onepolicy.views import both_finite, view_mask
@@ -145,3 +147,53 @@ def test_cached_prefixes_and_padding():
     r = rollouts_of(np.full(12, -1.0), np.full(12, -1.5), np.array([4, 5, 3]), records=records)
     assert bins_of(r, "cached") == {"not cached": 3, "cached prefix": 4}
     assert bins_of(r, "padding") == {"none": 3, "up to 3/4": 4, "more": 2}
+
+
+def plain_repeats(rollouts: Rollouts) -> list[tuple[int, bool]]:
+    out: list[tuple[int, bool]] = []
+    for i in range(len(rollouts)):
+        at, times, undrawn = rollouts.sequence(i), dict[int, int](), set[int]()
+        for token, drawn in zip(rollouts.token_ids[at].tolist(), rollouts.drawn[at].tolist(), strict=True):
+            out.append((times.get(token, 0), token in undrawn))
+            times[token] = times.get(token, 0) + drawn
+            undrawn |= set() if drawn else {token}
+    return out
+
+
+@pytest.mark.parametrize("most", [9, 2**31 - 1])
+@pytest.mark.parametrize("lengths", [(3, 60), (300, 900), (70_000, 70_001)])
+def test_repeats_are_those_of_a_plain_loop(lengths: tuple[int, int], most: int):
+    """Short and long sequences, small and large ids are sorted in ways of their own."""
+    rng = np.random.default_rng(2)
+    each = np.append(rng.integers(*lengths, 3), 0)
+    ids = rng.choice(rng.integers(0, most, 40), int(each.sum()))
+    rollouts = rollouts_of(ids * -1e-12, ids * -2e-12, each)
+    tokens = {"token_ids": Values(ids.astype(np.int32)), "drawn": Values(rng.random(len(ids)) < 0.8)}
+    rollouts = replace(rollouts, tokens={**rollouts.tokens, **tokens})
+    times, undrawn = repeats(rollouts.offsets, rollouts.token_ids, rollouts.drawn)
+    assert list(zip(times.tolist(), undrawn.tolist(), strict=True)) == plain_repeats(rollouts)
+
+
+@pytest.mark.parametrize("lengths", [[5, 0, 7], [0, 900, 0, 0, 3000, 40_000, 20, 30_000, 0], [70_000, 1]])
+def test_sums_in_order_are_those_of_a_plain_loop_to_the_bit(lengths: list[int]):
+    x = np.random.default_rng(3).normal(size=sum(lengths))
+    each = np.split(x, np.cumsum(lengths)[:-1])
+    parts = blocks(np.array(lengths))
+    assert [p.sequences.start for p in parts[1:]] == [p.sequences.stop for p in parts[:-1]]
+    got = sums_in_order(parts, len(lengths), lambda at: {"x": x[at]})["x"]
+    assert got.tolist() == [float(np.add.accumulate(np.append(0.0, part))[-1]) for part in each]
+
+
+@pytest.mark.parametrize("key", ["position", "part", "probability", "place", "repeated", "length"])
+def test_sums_too_large_to_be_exact_are_the_same_for_any_split(key: str):
+    rollouts = random_rollouts(30)
+    b = rollouts.scorings["old"].logprobs.values.copy()
+    b[::3] += 12.7
+    rollouts = rollouts.with_scoring("old", replace(rollouts.scorings["old"], logprobs=Values(b)))
+    assert not seen_of(rollouts).exact
+    whole, parts = profiled(seen_of(rollouts), PROFILES[key]), Bins()
+    for i in range(0, 30, 2):
+        part = profiled(seen_of(rollouts.take([i, i + 1])), PROFILES[key])
+        assert part is not None
+        parts.add(part)
+    assert whole is not None and whole.to_dict() == parts.to_dict()

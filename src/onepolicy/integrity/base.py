@@ -119,6 +119,17 @@ class Batch:
         return np.where(col.mask(), col.values, 0).astype(np.int64)
 
     @cached_property
+    def finite(self) -> dict[Side, FloatArray]:
+        """The finite values of the sides at tokens that count, each one after another."""
+        out: dict[Side, FloatArray] = {}
+        for side, values in self.side_values.items():
+            good = self.live & np.isfinite(values)
+            # the pair's are among them: as many are the same ones
+            alike = self.pair is not None and len(self.pair.a) == np.count_nonzero(good)
+            out[side] = self.pair.of(side) if self.pair is not None and alike else values[good]
+        return out
+
+    @cached_property
     def pair(self) -> Pair | None:
         """None where the dump has one side only."""
         if len(self.side_values) < 2:

@@ -16,16 +16,13 @@ NEAR = 1.5
 
 def look(batch: Batch) -> Counted:
     out = Counted()
-    live = batch.live
-    n = int(live.sum())
+    n = int(np.count_nonzero(batch.live))
     out.count("finite:tokens", n)
     for side, values in batch.side_values.items():
-        finite = np.isfinite(values)
-        good = int((live & finite).sum())
-        out.count(f"finite:{side}:finite", good)
-        if good < n:
+        x = batch.finite[side]
+        out.count(f"finite:{side}:finite", len(x))
+        if len(x) < n:
             _not_finite(out, batch, side, values)
-        x = values[live & finite]
         out.count(f"finite:{side}:negative", int(np.count_nonzero(x < 0.0)))
         if len(x) and x.max() > 0.0:
             _positive(out, batch, side, values)

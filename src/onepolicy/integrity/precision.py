@@ -26,8 +26,8 @@ _BLOCK = 1 << 16
 
 def look(batch: Batch) -> Counted:
     out = Counted()
-    for side, values in batch.side_values.items():
-        x = batch.pair.of(side) if batch.pair is not None else values[batch.live & np.isfinite(values)]
+    for side in batch.side_values:
+        x = batch.pair.of(side) if batch.pair is not None else batch.finite[side]
         for start in range(0, len(x), _BLOCK):
             for kind, n in _on_grids(x[start : start + _BLOCK]).items():
                 out.count(f"precision:{side}:{kind}", n)

@@ -44,16 +44,18 @@ def look(batch: Batch) -> Counted:
 
 def _side(out: Counted, batch: Batch, pair: Pair, side: Side) -> None:
     x, y = pair.of(side), pair.of("b" if side == "a" else "a")
-    key, over = f"top:{side}:", x - y > _ABOVE
-    low, middle, sure = (y < _SELDOM) & (y > _LEAST_REAL), (y <= _SURELY) & (y >= _SELDOM), y > _SURELY
-    out.count(key + "low", int(np.count_nonzero(low)))
-    out.count(key + "above", int(np.count_nonzero(low & over)))
-    out.count(key + "below", int(np.count_nonzero(low & (y - x > _ABOVE))))
-    out.count(key + "middle", int(np.count_nonzero(middle)))
-    out.count(key + "middle above", int(np.count_nonzero(middle & over)))
-    out.count(key + "sure", int(np.count_nonzero(sure)))
-    out.count(key + "agree", int(np.count_nonzero(sure & (pair.gap < _AGREES))))
+    key, d = f"top:{side}:", x - y
+    n = lambda mask: int(np.count_nonzero(mask))
+    over, seldom, sure = d > _ABOVE, y < _SELDOM, y > _SURELY
+    low, above = seldom & (y > _LEAST_REAL), n(over & ~seldom & ~sure)
+    out.count(key + "low", n(low))
+    out.count(key + "below", n(low & (d < -_ABOVE)))
+    out.count(key + "middle", len(y) - n(seldom) - n(sure))
+    out.count(key + "middle above", above)
+    out.count(key + "sure", n(sure))
+    out.count(key + "agree", n(sure & (pair.gap < _AGREES)))
     over &= low
+    out.count(key + "above", n(over))
     if not over.any():
         return
     record = np.repeat(np.arange(len(pair.lengths)), pair.lengths)

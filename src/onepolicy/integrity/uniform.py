@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import SIDES, Batch, Side, Told
@@ -20,8 +18,7 @@ _SPREAD, _LEAST = 2.0**-7, 8
 
 def look(batch: Batch) -> Counted:
     out = Counted()
-    for side, values in batch.side_values.items():
-        x = values[batch.live & np.isfinite(values)]
+    for side, x in batch.finite.items():
         if len(x):
             out.count(f"uniform:{side}:tokens", len(x))
             out.greatest(f"uniform:{side}:greatest", float(x.max()) + 0.0)

@@ -6,7 +6,8 @@ To add one: a function in `bins.py`, and one line here.
 from __future__ import annotations
 
 from onepolicy.profiles import bins
-from onepolicy.profiles.base import Bins, Profile, Seen, profiled
+from onepolicy.profiles.adding import profiled
+from onepolicy.profiles.base import Bins, Profile, Seen
 
 __all__ = ["PROFILES", "Bins", "Profile", "Seen", "profiled"]
 

@@ -17,18 +17,25 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from onepolicy.profiles.blocks import Block, blocks, sums_in_order
+from onepolicy.profiles.repeats import repeats
 from onepolicy.rollouts import Rollouts
 from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
 
 #: Terms are integers in units of 2^-BITS nats; squares of a sequence's sums in units of 2^-SQUARE_BITS.
 BITS, SQUARE_BITS = 32, 44
-#: Terms above this are cut: ratio - 1 of one token, the sum of d of one sequence. They are counted in `cut`.
-_MOST, _MOST_SUM = 2.0**18, 2.0**8
+#: Terms above this are cut: d and ratio - 1 of one token.
+_MOST = 2.0**18
+#: Sums of whole numbers whose sizes add up to less than this are exact, with room for the rounding of that sum itself.
+_EXACT = 2.0**52
 #: |d| / (1 - p + SHAPE), p the larger of the two probabilities; cut at MOST_SCALED, so that one outlier is one token.
 SHAPE, MOST_SCALED = 0.003, 4.0
+#: A gap beyond this, nats, says that a record is broken: signatures cut it here, so that one token decides no fit.
+MOST_GAP = 30.0
 #: Squares of a sequence's `scaled` are added in units of 1/64.
-_SCALED_UNIT = 64.0
+SCALED_UNIT = 64.0
 #: |d| is binned by its float32 bits down to 3 mantissa bits: quantiles within 6% relative.
 _SHIFT = 20
 
@@ -63,47 +70,110 @@ class Seen:
         return np.bincount(self.sequence, minlength=len(self.rollouts))
 
     @cached_property
+    def starts(self) -> IntArray:
+        """`[S]` where each sequence's selected tokens begin."""
+        return np.cumsum(self.counts) - self.counts
+
+    @cached_property
     def index(self) -> IntArray:
         """`[N]` the token's place among the selected tokens of its sequence."""
-        starts = np.cumsum(self.counts) - self.counts
-        return np.arange(len(self.at)) - starts[self.sequence]
+        return np.arange(len(self.at)) - np.repeat(self.starts, self.counts)
+
+    def per_sequence(self, x: FloatArray) -> FloatArray:
+        """`[S]` sums of `x` `[N]`. Each is made of its sequence alone, but in an order of its own: floats that are not
+        whole numbers may differ in the last bit from a plain loop."""
+        out, full = np.zeros(len(self.counts)), self.counts > 0
+        if full.any():
+            out[full] = np.add.reduceat(x, self.starts[full])
+        return out
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The selected tokens, some whole sequences at a time."""
+        return blocks(self.counts)
+
+    def sums_in_order(self, columns: Callable[[slice], Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
+        """`[S]` sums over sequences of each of the columns that `columns` makes for a slice of tokens, the terms of
+        each sequence one after the other."""
+        return sums_in_order(self.blocks, len(self.counts), columns)
+
+    @cached_property
+    def size(self) -> FloatArray:
+        """`[N]` |d|."""
+        return np.abs(self.d)
+
+    @cached_property
+    def clipped(self) -> FloatArray:
+        """`[N]` d, cut at `MOST_GAP` either way."""
+        return np.clip(self.d, -MOST_GAP, MOST_GAP) if self.size.max(initial=0.0) > MOST_GAP else self.d
 
     @cached_property
     def units(self) -> dict[str, FloatArray]:
         """The terms as whole numbers of units, in float64; exact to add up to 2^53."""
-        with np.errstate(over="ignore"):
-            ratio = np.expm1(self.d)
-        cut = np.minimum(ratio, _MOST)
-        d = np.clip(self.d, -_MOST, _MOST)
-        scaled = {"d": np.rint(d * 2.0**BITS), "ratio": np.rint(cut * 2.0**BITS)}
-        scaled |= {"scaled": np.rint(np.minimum(self.scaled, MOST_SCALED) * 2.0**BITS)}
-        scaled |= {"square": np.rint(np.minimum(d * d, 2.0**16) * 2.0**BITS)}
-        return scaled | {"abs": np.abs(scaled["d"]), "above": (self.d > 0).astype(np.float64)}
+        # d is cut at MOST_GAP under exp: beyond it ratio - 1 is above _MOST, or -1 to the unit
+        d, ratio = np.clip(self.d, -_MOST, _MOST), np.expm1(self.clipped)
+        square = d * d
+        np.minimum(ratio, _MOST, out=ratio)
+        np.minimum(square, 2.0**16, out=square)
+        columns = {"ratio": ratio, "square": square, "d": d, "scaled": np.minimum(self.scaled, MOST_SCALED)}
+        for x in columns.values():
+            np.multiply(x, 2.0**BITS, out=x)
+            np.rint(x, out=x)
+        return columns | {"abs": np.abs(d), "above": (self.d > 0).astype(np.float64)}
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether all sums of `units` over tokens of one sequence are exact, in any order."""
+        sums = {k: self.per_sequence(self.units[k]) for k in ("abs", "ratio", "scaled", "square")}
+        sums["ratio"] += 2.0 * 2.0**BITS * self.counts  # none is below -1: this is above the sum of their sizes
+        return all(x.max(initial=0.0) < _EXACT for x in sums.values())
+
+    @cached_property
+    def unit_sums(self) -> dict[str, FloatArray]:
+        """`[S]` sums of the `units` over each sequence."""
+        if self.exact:
+            return {k: self.per_sequence(v) for k, v in self.units.items()}
+        return {k: np.bincount(self.sequence, v, len(self.counts)).astype(np.float64) for k, v in self.units.items()}
 
     @cached_property
     def scaled(self) -> FloatArray:
         """`[N]` |d| on the token's own scale: what the logits are off by, about."""
-        p = np.exp(np.minimum(np.maximum(self.a, self.b), 0.0))
-        return np.abs(self.d) / (1.0 - p + SHAPE)
+        out = self.likely()
+        np.subtract(1.0, out, out=out)
+        out += SHAPE
+        return np.divide(self.size, out, out=out)
+
+    def likely(self, at: slice = slice(None)) -> FloatArray:
+        """Of the tokens `at` the larger of the two probabilities, at most 1."""
+        out = np.maximum(self.a[at], self.b[at])
+        np.minimum(out, 0.0, out=out)
+        return np.exp(out, out=out)
 
     @cached_property
-    def size_codes(self) -> IntArray:
-        """`[N]` bins of |d|."""
+    def sizes(self) -> tuple[IntArray, NDArray[np.int16]]:
+        """Bins of |d|: (`[C]` the codes that there are, `[N]` which of them each token has)."""
         with np.errstate(over="ignore"):
-            return (np.abs(self.d).astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
+            codes = self.size.astype(np.float32).view(np.uint32)
+        codes >>= _SHIFT
+        there = np.bincount(codes, minlength=1 << (32 - _SHIFT)) > 0
+        return np.flatnonzero(there), (np.cumsum(there) - 1).astype(np.int16)[codes]
 
     @cached_property
-    def repeats(self) -> tuple[IntArray, BoolArray]:
+    def sequence_sizes(self) -> IntArray | None:
+        """`[S, C]` tokens of each sequence by bin of |d|; None where most would be 0."""
+        codes, code = self.sizes
+        shape = len(self.rollouts), len(codes)
+        if not len(self) or shape[0] * shape[1] > len(self):
+            return None
+        key = self.sequence * shape[1]
+        key += code
+        return np.bincount(key, minlength=shape[0] * shape[1]).reshape(shape)
+
+    @cached_property
+    def repeats(self) -> tuple[NDArray[np.int32], BoolArray]:
         """(`[N]` how often the token was drawn before in its sequence, `[N]` whether it stood before undrawn)."""
-        key, order = _sorted_keys(self.all_sequences, self.pairs.token_ids.astype(np.int64))
-        first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.zeros(0, dtype=bool)
-        start = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0)) if len(key) else first
-        drawn = self.rollouts.drawn[order]
-        before = np.concatenate([[0], np.cumsum(drawn)])
-        times, others = np.empty(len(key), dtype=np.int64), np.empty(len(key), dtype=np.int64)
-        times[order] = before[:-1] - before[start]
-        others[order] = np.arange(len(key)) - start - times[order]
-        return times[self.at], others[self.at] > 0
+        times, undrawn = repeats(self.rollouts.offsets, self.pairs.token_ids, self.rollouts.drawn)
+        return times[self.at], undrawn[self.at]
 
     def record(self, name: str) -> tuple[IntArray, list[str]] | None:
         """A record column as (code of each sequence `[S]`, -1 where null; labels). None where it is not recorded."""
@@ -117,21 +187,6 @@ class Seen:
         out = np.full(len(self.rollouts), -1, dtype=np.int64)
         out[mask] = [number[v] for v in values]
         return out, labels
-
-
-def _sorted_keys(sequence: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
-    """(keys of sequence and id, sorted; where each stood), equal ones in the order of their places.
-
-    Where sequence, id and place fit into 63 bits together, one plain sort does it, five times as fast as `argsort`.
-    """
-    n = len(ids)
-    bits = [int(x).bit_length() for x in (sequence.max(initial=0), ids.max(initial=0), n)]
-    if sum(bits) <= 63 and ids.min(initial=0) >= 0:
-        packed = np.sort(((sequence << bits[1]) | ids) << bits[2] | np.arange(n))
-        return packed >> bits[2], packed & ((1 << bits[2]) - 1)
-    key = sequence * (1 << 32) + ids
-    order = np.argsort(key, kind="stable")
-    return key[order], order
 
 
 def _natural(label: str) -> tuple[int, float, str]:
@@ -237,7 +292,7 @@ class Bins:
         m = self.mean(label, name)
         square, cross = {"abs": ("aa", "na"), "d": ("dd", "nd"), "scaled": ("ss", "ns")}[name]
         scale = 2.0**SQUARE_BITS
-        unit = _SCALED_UNIT if name == "scaled" else 1.0
+        unit = SCALED_UNIT if name == "scaled" else 1.0
         squares, crosses = self.get(label, square) / scale * unit**2, self.get(label, cross) / scale * unit
         total = squares - 2 * m * crosses + m * m * self.get(label, "nn")
         return math.sqrt(max(0.0, total) * s / (s - 1)) / n
@@ -275,92 +330,3 @@ def size_of(code: int) -> float:
     """The value in the middle of a bin of |d|."""
     edges = np.array([code << _SHIFT, (code + 1) << _SHIFT], dtype=np.uint32).view(np.float32).astype(np.float64)
     return 0.0 if code == 0 else float(2 * edges[0] * edges[1] / (edges[0] + edges[1]))
-
-
-def profiled(seen: Seen, profile: Profile) -> Bins | None:
-    """One batch's bins; None where the dump does not tell what the profile is about."""
-    found = profile.bins(seen)
-    if found is None:
-        return None
-    bins, labels = found
-    made = (_by_sequence if profile.level == "record" else _by_token)(seen, bins, labels)
-    return made.cut(profile.most)
-
-
-#: Sums over the sequences of each bin: `[cells]` -> `[bins]`, exact for whole numbers.
-Fold = Callable[[FloatArray], FloatArray]
-
-
-def _by_token(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
-    """A cell is a sequence's share of a bin; where most cells would be empty, only those that are there are made."""
-    width, rows = len(labels), len(seen.rollouts)
-    inside = bins >= 0
-    every = bool(inside.all())
-    pick = (lambda x: x) if every else (lambda x: x[inside])
-    bins = pick(bins)
-    key, size = pick(seen.sequence) * width + bins, width * rows
-    fold: Fold = lambda x: x.reshape(rows, width).sum(axis=0)
-    if size > 4 * len(bins) + (1 << 16):
-        there, key = np.unique(key, return_inverse=True)
-        size = len(there)
-        fold = lambda x: np.bincount(there % width, x, width).astype(np.float64)
-    each: dict[str, FloatArray] = {k: np.bincount(key, pick(v), size).astype(np.float64) for k, v in seen.units.items()}
-    each["n"] = np.bincount(key, minlength=size).astype(np.float64)
-    return _totals(each, fold, _sizes(bins, pick(seen.size_codes), labels), labels)
-
-
-def _by_sequence(seen: Seen, bins: IntArray, labels: Sequence[str]) -> Bins:
-    """All tokens of a sequence are in one bin: a sequence is a cell."""
-    width, rows = len(labels), len(seen.rollouts)
-    use = bins >= 0
-    each = {k: np.bincount(seen.sequence, v, rows)[use].astype(np.float64) for k, v in seen.units.items()}
-    each["n"] = seen.counts[use].astype(np.float64)
-    inside = use[seen.sequence]
-    sizes = _sizes(bins[seen.sequence][inside], seen.size_codes[inside], labels)
-    return _totals(each, lambda x: np.bincount(bins[use], x, width).astype(np.float64), sizes, labels)
-
-
-def _sizes(bins: IntArray, codes: IntArray, labels: Sequence[str]) -> dict[str, dict[int, int]]:
-    """How many tokens of each bin have a |d| of each code."""
-    if len(labels) <= 64:
-        counts = np.bincount((bins << 12) + codes, minlength=len(labels) << 12)
-        keys = np.flatnonzero(counts)
-        counts = counts[keys]
-    else:
-        keys, counts = np.unique((bins << 12) + codes, return_counts=True)
-    out: dict[str, dict[int, int]] = {}
-    starts = np.searchsorted(keys, np.arange(len(labels) + 1) << 12)
-    for label, lo, hi in zip(labels, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        if hi > lo:
-            out[label] = dict(zip((keys[lo:hi] & 0xFFF).tolist(), counts[lo:hi].tolist(), strict=True))
-    return out
-
-
-def _totals(
-    each: Mapping[str, FloatArray], fold: Fold, sizes: dict[str, dict[int, int]], labels: Sequence[str]
-) -> Bins:
-    """`[cells]` sums of each term, in units, into one integer a bin."""
-    n, d, a = each["n"], each["d"] / 2.0**BITS, each["abs"] / 2.0**BITS
-    cut = (np.abs(d) > _MOST_SUM) | (a > _MOST_SUM)
-    d, a = np.clip(d, -_MOST_SUM, _MOST_SUM), np.minimum(a, _MOST_SUM)
-    s = np.minimum(each["scaled"] / 2.0**BITS / _SCALED_UNIT, _MOST_SUM)
-    counts = {"n": n, "sequences": (n > 0).astype(np.float64), "nn": n * n, "cut": cut.astype(np.float64)}
-    counts |= {k: each[k] for k in ("d", "abs", "ratio", "above", "scaled", "square")}
-    squares = {"dd": d * d, "nd": n * d, "aa": a * a, "na": n * a, "ss": s * s, "ns": n * s}
-    rows = {k: _whole(x, fold) for k, x in counts.items()} | {k: _squares(x, fold) for k, x in squares.items()}
-    there = [i for i, n_of in enumerate(rows["n"]) if n_of]
-    return Bins({labels[i]: [rows[name][i] for name in FIELDS] for i in there}, sizes)
-
-
-def _whole(x: FloatArray, fold: Fold) -> list[int]:
-    """Sums of whole numbers below 2^53 each, exact: high and low halves are added apart."""
-    high = np.floor(x / 2.0**26)
-    low = x - high * 2.0**26
-    return [(int(h) << 26) + int(v) for h, v in zip(fold(high).tolist(), fold(low).tolist(), strict=True)]
-
-
-def _squares(x: FloatArray, fold: Fold) -> list[int]:
-    """Sums of squares of nats, each rounded once to 2^-SQUARE_BITS."""
-    high = np.floor(x * 2.0 ** (SQUARE_BITS - 30))
-    low = np.rint((x - high * 2.0 ** (30 - SQUARE_BITS)) * 2.0**SQUARE_BITS)
-    return [(int(h) << 30) + int(v) for h, v in zip(fold(high).tolist(), fold(low).tolist(), strict=True)]

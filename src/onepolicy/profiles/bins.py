@@ -25,19 +25,21 @@ PARTS = 16
 
 def position(seen: Seen) -> Binned:
     """Octaves of the token's place in the reply: 0, 1, 2, 4, 8, ..."""
-    octave = np.frexp(seen.index.astype(np.float64))[1]
-    return octave.astype(np.int64), ["0", *(str(1 << k) for k in range(30))]
+    octave = np.frexp(np.arange(seen.counts.max(initial=0), dtype=np.float64))[1].astype(np.int64)
+    return octave[seen.index], ["0", *(str(1 << k) for k in range(30))]
 
 
 def part(seen: Seen) -> Binned:
     """Sixteenths of the reply, replies shorter than that left out."""
-    n = seen.counts[seen.sequence]
-    return np.where(n >= PARTS, seen.index * PARTS // np.maximum(n, 1), -1), [str(k) for k in range(PARTS)]
+    # part k is of the tokens whose place times 16 is from k * n on, below (k + 1) * n
+    edges = -(-seen.counts[:, None] * np.arange(PARTS + 1) // PARTS)
+    part = np.where(seen.counts >= PARTS, np.arange(PARTS)[:, None], -1).T
+    return np.repeat(part.reshape(-1), np.diff(edges, axis=1).reshape(-1)), [str(k) for k in range(PARTS)]
 
 
 def probability(seen: Seen) -> Binned:
     edges = np.log([p for p, _ in PROBABILITIES[:-1]])
-    return np.searchsorted(edges, seen.a, side="right"), [name for _, name in PROBABILITIES]
+    return steps(seen.a, edges), [name for _, name in PROBABILITIES]
 
 
 def entropy(seen: Seen) -> Binned:
@@ -47,19 +49,29 @@ def entropy(seen: Seen) -> Binned:
         return None
     x: FloatArray = told[seen.at]
     edges = [e for e, _ in ENTROPIES[:-1]]
-    return np.where(np.isnan(x), -1, np.searchsorted(edges, x, side="right")), [name for _, name in ENTROPIES]
+    return np.where(np.isnan(x), -1, steps(x, edges)), [name for _, name in ENTROPIES]
+
+
+def steps(x: FloatArray, edges: Sequence[float] | FloatArray, passes: np.ufunc = np.greater_equal) -> IntArray:
+    """`[N]` how many edges x `passes`: for a few of them several times as fast as `searchsorted`."""
+    out = np.zeros(len(x), dtype=np.int8)
+    for edge in edges:
+        out += passes(x, edge)
+    return out.astype(np.int64)
 
 
 def place(seen: Seen) -> Binned:
     """First token, last token, the rest."""
-    last = seen.index == seen.counts[seen.sequence] - 1
-    return np.where(last, 2, np.where(seen.index == 0, 0, 1)), ["first", "inner", "last"]
+    out, some = np.ones(len(seen), dtype=np.int64), seen.counts > 0
+    out[seen.starts[some]] = 0
+    out[(seen.starts + seen.counts - 1)[some]] = 2
+    return out, ["first", "inner", "last"]
 
 
 def repeated(seen: Seen) -> Binned:
     """Whether the token has been drawn before in this reply, has stood in the prompt, or is new."""
     times, in_prompt = seen.repeats
-    return np.where(times > 0, 2, np.where(in_prompt, 1, 0)), ["new", "in the prompt", "in the reply"]
+    return np.maximum((times > 0) * 2, in_prompt), ["new", "in the prompt", "in the reply"]
 
 
 def kept(seen: Seen) -> Binned:
@@ -143,13 +155,11 @@ def span(seen: Seen) -> Binned:
         return None
     known = drew.mask()[seen.at]
     values = drew.values[seen.at]
-    starts = np.cumsum(seen.counts) - seen.counts
-    first = values[starts[seen.sequence]] if len(values) else values
-    other = (values != first) & known
-    changed = np.bincount(seen.sequence, other, len(seen.rollouts)) > 0
+    other = (values != np.repeat(values[seen.starts[seen.counts > 0]], seen.counts[seen.counts > 0])) & known
+    changed = np.repeat(seen.per_sequence(other.astype(np.float64)) > 0, seen.counts)
     # from the first token of another version on, whatever comes after it
     after = np.minimum(_running(other, seen.index), 1)
-    return np.where(changed[seen.sequence] & known, after, -1), ["before", "after"]
+    return np.where(changed & known, after, -1), ["before", "after"]
 
 
 def _running(marks: BoolArray, index: IntArray) -> IntArray:

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from onepolicy.counted import Counted
 from onepolicy.grid import segment_sums, to_float
-from onepolicy.profiles.base import Seen
+from onepolicy.profiles.base import MOST_GAP, Seen
+from onepolicy.profiles.blocks import TOKENS
 from onepolicy.types import FloatArray, IntArray
 
 #: Products of a sequence's sums are large: they are added in units of this.
 _UNIT = 2.0**16
-#: A gap beyond this says that a record is broken; it is cut here, so that one token does not decide a fit.
-MOST = 30.0
 
 
 def total(x: Any) -> int:
     """The sum of finite terms in grid units."""
     terms = np.ascontiguousarray(x, dtype=np.float64)
+    return sum(_total(terms[lo : lo + TOKENS]) for lo in range(0, len(terms), TOKENS))
+
+
+def _total(terms: FloatArray) -> int:
     zero, length = np.zeros(1, dtype=np.int64), np.array([len(terms)], dtype=np.int64)
     return segment_sums(terms, zero, length).to_int(0)
 
@@ -42,20 +45,28 @@ def read(counted: Counted, name: str) -> float:
     return to_float(counted.sums.get(name, 0))
 
 
-def of_sequences(seen: Seen, x: FloatArray, inside: Any = None) -> FloatArray:
-    """`[S]` sums of `x` over each sequence's tokens, each made of that sequence alone. `inside`: the tokens of `x`."""
-    where = seen.sequence if inside is None else seen.sequence[inside]
-    return np.bincount(where, x, len(seen.rollouts)).astype(np.float64)
+def of_sequences(seen: Seen, x: FloatArray, inside: Any) -> FloatArray:
+    """`[S]` sums of `x` over each sequence's tokens `inside`, each made of that sequence alone."""
+    return np.bincount(seen.sequence[inside], x, len(seen.rollouts)).astype(np.float64)
 
 
-def cell_sums(seen: Seen, cell: IntArray, cells: int, x: FloatArray) -> list[int]:
-    """Grid totals of `x` `[N]` by cell `[N]`: each sequence's sums first, made of that sequence alone."""
-    size = len(seen.rollouts)
-    table = np.bincount(seen.sequence * cells + cell, x, size * cells).reshape(size, cells)
-    flat = np.ascontiguousarray(table.T, dtype=np.float64).reshape(-1)
+def cell_sums(
+    seen: Seen, cells: int, columns: Callable[[slice], tuple[IntArray, Mapping[str, FloatArray]]]
+) -> tuple[IntArray, dict[str, list[int]]]:
+    """(`[cells]` tokens, grid totals by cell of each column). `columns`: the cells of a slice of tokens, and the
+    columns. Each sequence's sums come first, made of that sequence alone."""
+    size, counts, tables = len(seen.rollouts), np.zeros(cells, dtype=np.int64), dict[str, FloatArray]()
+    for block in seen.blocks:
+        first, n = block.sequences.start, block.sequences.stop - block.sequences.start
+        cell, each = columns(block.tokens)
+        key = (seen.sequence[block.tokens] - first) * cells + cell
+        counts += np.bincount(cell, minlength=cells)
+        for name, x in each.items():
+            table = tables.setdefault(name, np.zeros((cells, size)))
+            table[:, block.sequences] = np.bincount(key, x, n * cells).reshape(n, cells).T
     starts = np.arange(cells, dtype=np.int64) * size
-    sums = segment_sums(flat, starts, np.full(cells, size, dtype=np.int64))
-    return [sums.to_int(i) for i in range(cells)]
+    sums = {k: segment_sums(x.reshape(-1), starts, np.full(cells, size)) for k, x in tables.items()}
+    return counts, {k: [x.to_int(i) for i in range(cells)] for k, x in sums.items()}
 
 
 def keep_gram(counted: Counted, name: str, columns: Mapping[str, FloatArray]) -> None:
@@ -75,4 +86,4 @@ def spread(counted: Counted, name: str, weights: Mapping[str, float]) -> float:
 
 
 def clipped(d: FloatArray) -> FloatArray:
-    return np.clip(d, -MOST, MOST)
+    return np.clip(d, -MOST_GAP, MOST_GAP)

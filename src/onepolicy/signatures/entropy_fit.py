@@ -20,7 +20,7 @@ import numpy as np
 
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures.adding import clipped, keep, keep_gram, of_sequences, read, spread
+from onepolicy.signatures.adding import keep, keep_gram, of_sequences, read, spread
 from onepolicy.types import FloatArray
 
 #: T_scorer / T_sampler that is tried.
@@ -41,7 +41,7 @@ def look(out: Counted, side: str, own: FloatArray, seen: Seen) -> None:
     use = (entropy >= 0.0) & (entropy < MOST_ENTROPY)
     varentropy = getattr(seen.pairs, f"{side}_varentropy")
     v = np.zeros(len(own)) if varentropy is None else np.nan_to_num(varentropy[seen.at])
-    d, x, v = clipped(seen.d)[use], np.maximum(own[use], -100.0) + entropy[use], np.clip(v[use], 0.0, 1e3)
+    d, x, v = seen.clipped[use], np.maximum(own[use], -100.0) + entropy[use], np.clip(v[use], 0.0, 1e3)
     wide = entropy[use] >= OPEN
     products = {"dd": d * d, "dx": d * x, "xx": x * x, "dv": d * v, "xv": x * v, "vv": v * v}
     for name, group in (("", slice(None)), ("closed", ~wide), ("open", wide)):

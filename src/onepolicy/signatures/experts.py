@@ -42,7 +42,7 @@ def _count(out: Counted, seen: Seen, rows: tuple[IntArray, IntArray], before: in
     other = known & (np.sort(ours, axis=1) != np.sort(theirs, axis=1)).any(axis=1)
     out.count(f"{before} known", int(known.sum()))
     out.count(f"{before} other", int(other.sum()))
-    out.spot(f"{before} other", spots(seen, other))
+    out.spot(f"{before} other", spots(seen, np.flatnonzero(other)))
     width = ours.shape[1]
     if known.any():
         first = np.flatnonzero(known & (seen.index < 8))

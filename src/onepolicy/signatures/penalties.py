@@ -16,9 +16,11 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures.adding import cell_sums, clipped, read
+from onepolicy.profiles.bins import steps
+from onepolicy.signatures.adding import cell_sums, read
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import switched_off, switched_on, told
+from onepolicy.types import FloatArray, IntArray
 
 #: Upper edges of the probability strata.
 STRATA = (0.003, 0.03, 0.15, 0.4, 0.7, 0.9, 0.97, 0.995)
@@ -36,19 +38,24 @@ _PARAMETERS = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 def look(seen: Seen) -> Counted:
     """n, sum of d and of d squared by probability and by how often the token stood before."""
     out = Counted()
-    times, in_prompt = seen.repeats
-    group = np.where(times > 0, 1 + np.minimum(times, _MOST), np.where(in_prompt, 1, 0))
-    # the other side is the less penalised one where the sampler is penalised: neither side alone says how likely it was
-    level = np.searchsorted(np.log(STRATA), np.maximum(seen.a, seen.b))
-    d = clipped(seen.d)
-    cell = level * len(CLASSES) + group
-    n = np.bincount(cell, minlength=len(_CELLS))
-    sums = {what: cell_sums(seen, cell, len(_CELLS), x) for what, x in (("d", d), ("dd", d * d))}
+    n, sums = cell_sums(seen, len(_CELLS), lambda at: _columns(seen, at))
     for k in np.flatnonzero(n).tolist():
         out.count(_CELLS[k], int(n[k]))
         for what, totals in sums.items():
             out.sums[f"{_CELLS[k]}:{what}"] = totals[k]
     return out
+
+
+def _columns(seen: Seen, at: slice) -> tuple[IntArray, dict[str, FloatArray]]:
+    """The cells of some tokens, and what is added up there."""
+    times, in_prompt = (x[at] for x in seen.repeats)
+    group = np.minimum(times, _MOST)
+    group += (group > 0) | in_prompt
+    # the other side is the less penalised one where the sampler is penalised: neither side alone says how likely it was
+    cell = steps(np.maximum(seen.a[at], seen.b[at]), np.log(STRATA), np.greater) * len(CLASSES)
+    cell += group
+    d = seen.clipped[at]
+    return cell, {"d": d, "dd": d * d}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import switched_off, switched_on, told, words
-from onepolicy.types import BoolArray
+from onepolicy.types import BoolArray, IntArray
 
 #: A log-prob that is exactly 0 is certainty; in float32 it also stands for 1 - p under 6e-8.
 CERTAIN = -1e-3
@@ -45,22 +45,28 @@ def look(seen: Seen) -> Counted:
     """Exact zeros and certain tokens, by the declared semantics of their record; parameters that make no sense."""
     out = Counted()
     codes = _semantics(seen)
-    n = lambda mask: int(np.count_nonzero(mask))
-    zero = (seen.a == 0.0) & (seen.b < CERTAIN)
-    alone = _alone(seen)
+    zero, alone = np.flatnonzero((seen.a == 0.0) & (seen.b < CERTAIN)), np.flatnonzero(_alone(seen))
     for k in np.unique(codes).tolist():
-        name, here = (*SEMANTICS, "undeclared")[k], codes[seen.sequence] == k
-        out.count(f"{name}:tokens", n(here))
-        out.count(f"{name}:zero", n(here & zero & (seen.b >= ALONE)))
-        out.count(f"{name}:zero far", n(here & zero & (seen.b < ALONE)))
-        out.count(f"{name}:certain", n(here & (seen.a >= -1e-6)))
-        out.count(f"{name}:nearly", n(here & (seen.a < -1e-6) & (seen.a > NEARLY)))
-        out.count(f"{name}:alone", n(here & alone))
-        out.count(f"{name}:alone not 0", n(here & alone & (seen.a < CERTAIN)))
-        out.count(f"{name}:alone as the scorer", n(here & alone & (np.abs(seen.d) < 0.3 * np.abs(seen.b))))
+        _of_semantics(out, (*SEMANTICS, "undeclared")[k], np.repeat(codes == k, seen.counts), seen, zero, alone)
     _parameters(out, seen)
     _scoring_semantics(out, seen, codes)
     return out
+
+
+def _of_semantics(out: Counted, name: str, here: BoolArray, seen: Seen, zero: IntArray, alone: IntArray) -> None:
+    """Counts of the tokens `here` `[N]`. `zero`, `alone`: places of exact zeros and of tokens kept alone."""
+    n = lambda mask: int(np.count_nonzero(mask))
+    zero, alone = zero[here[zero]], alone[here[alone]]
+    far = n(seen.b[zero] < ALONE)
+    out.count(f"{name}:tokens", n(here))
+    out.count(f"{name}:zero", len(zero) - far)
+    out.count(f"{name}:zero far", far)
+    certain = n(here & (seen.a >= -1e-6))
+    out.count(f"{name}:certain", certain)
+    out.count(f"{name}:nearly", n(here & (seen.a > NEARLY)) - certain)
+    out.count(f"{name}:alone", len(alone))
+    out.count(f"{name}:alone not 0", n(seen.a[alone] < CERTAIN))
+    out.count(f"{name}:alone as the scorer", n(seen.size[alone] < 0.3 * np.abs(seen.b[alone])))
 
 
 def _semantics(seen: Seen) -> Any:

@@ -26,8 +26,8 @@ def look(seen: Seen) -> Counted:
     out = Counted()
     binned = reused(seen)
     if binned is not None:
-        inside = (binned[0] == 0) & (np.abs(seen.d) > 1e-3)
-        out.count("inside", int(inside.sum()))
+        inside = np.flatnonzero((binned[0] == 0) & (seen.size > 1e-3))
+        out.count("inside", len(inside))
         out.spot("inside", spots(seen, inside))
     return out
 

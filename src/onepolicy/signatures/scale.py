@@ -12,6 +12,7 @@ import numpy as np
 
 from onepolicy.counted import SPOTS, Counted, Spot
 from onepolicy.profiles.base import Seen
+from onepolicy.profiles.bins import steps
 from onepolicy.signatures.adding import keep, read
 from onepolicy.types import BoolArray, FloatArray, IntArray
 
@@ -42,40 +43,51 @@ def look(seen: Seen) -> Counted:
     there. Tokens, sums of |d| and of exp|d| - 1 in each band of |d|, with places."""
     out = Counted()
     out.count("tokens", len(seen))
-    p = np.exp(np.minimum(np.maximum(seen.a, seen.b), 0.0))
+    n = lambda mask: int(np.count_nonzero(mask))
     full = (seen.a == 0) | (seen.b == 0)
-    out.count("exactly 1", int(full.sum()))
-    out.count("zero gap", int((seen.d == 0).sum()))
-    out.count("below", int((seen.d < np.log(NEAR[0])).sum()))
-    out.count("over", int((seen.d > np.log(NEAR[1])).sum()))
-    _histogram(out, np.searchsorted(EDGES, p[~full], side="right"), seen.scaled[~full])
+    out.count("exactly 1", n(full))
+    out.count("zero gap", n(seen.d == 0))
+    out.count("below", n(seen.d < np.log(NEAR[0])))
+    out.count("over", n(seen.d > np.log(NEAR[1])))
+    _histogram(out, seen, ~full)
     _bands(out, seen)
     return out
 
 
-def _histogram(out: Counted, p_bin: IntArray, scaled: FloatArray) -> None:
-    with np.errstate(divide="ignore"):
-        code = np.clip(np.floor(2 * np.log2(scaled)), _LOW, _HIGH).astype(np.int64) - _LOW
+def _histogram(out: Counted, seen: Seen, inside: BoolArray) -> None:
+    """Of the tokens `inside` `[N]`, by range of p and scaled size."""
     width = _HIGH - _LOW + 1
-    counts = np.bincount(p_bin * width + code, minlength=(len(EDGES) + 1) * width)
+    counts = np.zeros((len(EDGES) + 1) * width, dtype=np.int64)
+    for block in seen.blocks:
+        at, here = block.tokens, inside[block.tokens]
+        key = steps(seen.likely(at)[here], EDGES) * width
+        with np.errstate(divide="ignore"):
+            code = np.floor(2 * np.log2(seen.scaled[at][here]))
+        key += np.clip(code, _LOW, _HIGH).astype(np.int64) - _LOW
+        counts += np.bincount(key, minlength=len(counts))
     for at in np.flatnonzero(counts).tolist():
         out.count(f"{at // width}:{at % width + _LOW}", int(counts[at]))
 
 
 def _bands(out: Counted, seen: Seen) -> None:
-    size = np.abs(seen.d)
-    band = np.searchsorted(BANDS, size, side="right")
+    small = seen.size < BANDS[0]
+    large = np.flatnonzero(~small)
+    if len(large) < len(seen):  # most tokens are in the first band: the others are 0 in its sums
+        _keep_band(out, 0, len(seen) - len(large), np.where(small, seen.size, 0.0))
+    band = np.searchsorted(BANDS, seen.size[large], side="right")
     for k in np.unique(band).tolist():
-        inside = band == k
-        out.count(f"band {k}", int(inside.sum()))
-        keep(out, **{f"abs {k}": size[inside], f"exp {k}": np.expm1(np.minimum(size[inside], _MOST))})
-        if k:
-            out.spot(f"band {k}", spots(seen, inside))
+        at = large[band == k]
+        _keep_band(out, k, len(at), seen.size[at])
+        out.spot(f"band {k}", spots(seen, at))
 
 
-def spots(seen: Seen, inside: BoolArray) -> list[Spot]:
-    """The first places by record and place in the reply: the same ones however the dump is split."""
-    at = np.flatnonzero(inside)
+def _keep_band(out: Counted, k: int, n: int, size: FloatArray) -> None:
+    out.count(f"band {k}", n)
+    keep(out, **{f"abs {k}": size, f"exp {k}": np.expm1(np.minimum(size, _MOST))})
+
+
+def spots(seen: Seen, at: IntArray) -> list[Spot]:
+    """The first of the places `at` by record and place in the reply: the same ones however the dump is split."""
     names = {seen.pairs.record_ids[i]: None for i in np.unique(seen.sequence[at]).tolist()}
     first = set(sorted(names)[:SPOTS])
     found: list[Spot] = []

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import numbers
-from onepolicy.types import Values
+from onepolicy.types import BoolArray
 
 #: Pairs that are held against each other.
 PAIRS = (("old", "current"), ("sampler", "old"), ("sampler", "current"), ("old", "reference"), ("current", "reference"))
@@ -35,22 +36,22 @@ def look(seen: Seen) -> Counted:
         if x not in scorings or y not in scorings:
             continue
         a, b = scorings[x].logprobs, scorings[y].logprobs
-        both = a.mask()[seen.at] & b.mask()[seen.at]
-        same = both & _equal(a, b, seen)
-        telling = a.values[seen.at] < -1e-6
-        for name, mask in (("", np.ones(len(seen), dtype=bool)), (" stale", stale)):
-            out.count(f"{x}/{y}{name}:both", int((both & mask & telling).sum()))
-            out.count(f"{x}/{y}{name}:same", int((same & mask & telling).sum()))
+        values = a.values[seen.at]
+        both = (values < -1e-6) & a.mask()[seen.at] & b.mask()[seen.at]
+        same = both & _equal(values, b.values[seen.at])
+        for name, mask in (("", both), (" stale", both & stale)):
+            out.count(f"{x}/{y}{name}:both", int(np.count_nonzero(mask)))
+            out.count(f"{x}/{y}{name}:same", int(np.count_nonzero(same & mask)))
     return out
 
 
-def _equal(a: Values, b: Values, seen: Seen) -> Any:
+def _equal(a: NDArray[Any], b: NDArray[Any]) -> BoolArray:
     """Equal in the coarser of the two stored precisions."""
-    kind = np.result_type(np.float32) if np.float32 in (a.values.dtype, b.values.dtype) else np.result_type(np.float64)
-    return a.values[seen.at].astype(kind) == b.values[seen.at].astype(kind)
+    kind = np.float32 if np.float32 in (a.dtype, b.dtype) else np.float64
+    return a.astype(kind, copy=False) == b.astype(kind, copy=False)
 
 
-def _stale(seen: Seen) -> Any:
+def _stale(seen: Seen) -> BoolArray:
     """`[N]`: drawn by other weights than scored it, as far as versions are recorded."""
     drew, scored = seen.rollouts.tokens.get("policy_version"), seen.rollouts.records.get("scorer_version")
     if drew is None or scored is None:

@@ -16,7 +16,7 @@ from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
 from onepolicy.signatures import entropy_fit, logit_fit
-from onepolicy.signatures.adding import clipped, keep, keep_gram, of_sequences, read, spread
+from onepolicy.signatures.adding import keep, keep_gram, read, spread
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import numbers
 from onepolicy.signatures.entropy_fit import RANGE, Fit
@@ -37,21 +37,21 @@ _NAIVE = "dividing log-probs by the temperature is no fix: it is no distribution
 def look(seen: Seen) -> Counted:
     """Moments of d against a + H of both sides, where entropies are recorded, and against a alone."""
     out = Counted()
-    d = clipped(seen.d)
-    out.count("tokens", len(d))
+    out.count("tokens", len(seen))
     out.count("sequences", int((seen.counts > 0).sum()))
-    _moments(out, "chosen", d, np.maximum(seen.a, -100.0), seen)
-    b = np.maximum(seen.b, -100.0)
-    keep(out, b=of_sequences(seen, b), bb=of_sequences(seen, b * b))
+    sums = seen.sums_in_order(lambda at: _moments(seen, at))
+    keep(out, **sums)
+    parts = {k: sums[f"chosen:{k}"] for k in ("d", "a", "ad", "aa")}
+    keep_gram(out, "chosen", parts | {"n": seen.counts.astype(np.float64)})
     for side, values in (("a", seen.a), ("b", seen.b)):
         entropy_fit.look(out, side, values, seen)
     return out
 
 
-def _moments(out: Counted, name: str, d: FloatArray, a: FloatArray, seen: Seen) -> None:
-    parts = {k: of_sequences(seen, x) for k, x in {"d": d, "a": a, "ad": a * d, "aa": a * a}.items()}
-    keep(out, **{f"{name}:{k}": x for k, x in parts.items()}, **{f"{name}:dd": of_sequences(seen, d * d)})
-    keep_gram(out, name, parts | {"n": seen.counts.astype(np.float64)})
+def _moments(seen: Seen, at: slice) -> dict[str, FloatArray]:
+    d, a, b = seen.clipped[at], np.maximum(seen.a[at], -100.0), np.maximum(seen.b[at], -100.0)
+    chosen = {"d": d, "a": a, "ad": a * d, "aa": a * a, "dd": d * d}
+    return {f"chosen:{k}": x for k, x in chosen.items()} | {"b": b, "bb": b * b}
 
 
 def judge(evidence: Evidence) -> Answer:

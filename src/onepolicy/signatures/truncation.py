@@ -18,7 +18,7 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures.adding import clipped, keep, keep_gram, of_sequences, read, spread
+from onepolicy.signatures.adding import clipped, keep, keep_gram, read, spread
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import switched_off, switched_on, told
 from onepolicy.types import BoolArray, FloatArray, Outcome, Severity
@@ -41,14 +41,14 @@ _PARAMETERS = ("top_p", "top_k", "min_p")
 def look(seen: Seen) -> Counted:
     """Signs of d beyond rounding, exact zeros, the declared bound, the kept sets' masses where they are known."""
     out = Counted()
-    d = clipped(seen.d)
+    d = seen.clipped
+    ratio = np.expm1(d)
     out.count("tokens", len(d))
     out.count("sequences", int((seen.counts > 0).sum()))
-    ratio = np.expm1(d)
-    out.count("outside", int((np.abs(ratio) > 0.1).sum()))
-    sums = {"ratio": of_sequences(seen, ratio), "back": of_sequences(seen, -ratio / (1 + ratio))}
-    keep(out, d=of_sequences(seen, d), **sums)
-    keep_gram(out, "ratio", sums | {"n": seen.counts.astype(np.float64)})
+    out.count("outside", int(np.count_nonzero(np.abs(ratio) > 0.1)))
+    sums = seen.sums_in_order(lambda at: {"d": d[at], "ratio": ratio[at], "back": -ratio[at] / (1 + ratio[at])})
+    keep(out, **sums)
+    keep_gram(out, "ratio", {"ratio": sums["ratio"], "back": sums["back"], "n": seen.counts.astype(np.float64)})
     bound = _declared_bound(seen)
     for side, lower, own, other in (("a", d, seen.a, seen.b), ("b", -d, seen.b, seen.a)):
         _one_side(out, side, lower, own, other, bound)
@@ -56,31 +56,38 @@ def look(seen: Seen) -> Counted:
     return out
 
 
-def _declared_bound(seen: Seen) -> FloatArray:
-    """`[N]` log top_p of the token's record, NaN where it is not declared or 1."""
+def _declared_bound(seen: Seen) -> FloatArray | None:
+    """`[N]` log top_p of the token's record, NaN where it is not declared or 1; None without any."""
     col = seen.rollouts.records.get("top_p")
     if col is None:
-        return np.full(len(seen), np.nan)
+        return None
     values = np.where(col.mask() & (col.values > 0) & (col.values < 1), col.values, np.nan).astype(np.float64)
     return np.log(values)[seen.sequence]
 
 
-def _one_side(out: Counted, side: str, d: FloatArray, own: FloatArray, other: FloatArray, bound: FloatArray) -> None:
+def _one_side(
+    out: Counted, side: str, d: FloatArray, own: FloatArray, other: FloatArray, bound: FloatArray | None
+) -> None:
     """Counts for "this side is truncated": d is then the other side minus this one."""
     n = lambda mask: int(np.count_nonzero(mask))
-    lower, zero = d < -ROUNDING, own == 0.0
+    lower = np.flatnonzero(d < -ROUNDING)
+    zero = lower[own[lower] == 0.0]
+    alone = n(other[zero] >= ALONE)
     out.count(f"{side}:above", n(d > ROUNDING))
-    out.count(f"{side}:lower", n(lower))
-    out.count(f"{side}:lower inside", n(lower & ~zero))
-    out.count(f"{side}:alone", n(lower & zero & (other >= ALONE)))
-    out.count(f"{side}:zero far", n(lower & zero & (other < ALONE)))
-    with np.errstate(invalid="ignore"):
-        told_here = np.isfinite(bound)
-        out.count(f"{side}:bounded", n(told_here))
-        out.count(f"{side}:beyond", n(d < bound - ROUNDING))
-        out.count(f"{side}:near bound", n(told_here & (d < 0.7 * bound) & (d >= bound - ROUNDING)))
-    bins = np.minimum((-d[lower] / _STEP).astype(np.int64), _BINS)
-    many = np.bincount(bins, minlength=1)
+    out.count(f"{side}:lower", len(lower))
+    out.count(f"{side}:lower inside", len(lower) - len(zero))
+    out.count(f"{side}:alone", alone)
+    out.count(f"{side}:zero far", len(zero) - alone)
+    told_here = np.zeros(0, dtype=bool) if bound is None else np.isfinite(bound)
+    out.count(f"{side}:bounded", n(told_here))
+    near = beyond = 0
+    if bound is not None and told_here.any():
+        with np.errstate(invalid="ignore"):
+            beyond = n(d < bound - ROUNDING)
+            near = n(told_here & (d < 0.7 * bound) & (d >= bound - ROUNDING))
+    out.count(f"{side}:beyond", beyond)
+    out.count(f"{side}:near bound", near)
+    many = np.bincount(np.minimum((-d[lower] / _STEP).astype(np.int64), _BINS), minlength=1)
     for k in np.flatnonzero(many).tolist():
         out.count(f"{side}:bin:{k}", int(many[k]))
 
