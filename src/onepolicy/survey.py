@@ -143,13 +143,14 @@ def survey_of(
         empty = Rollouts(np.zeros(1, np.int64), {"token_ids": _no_ids()})
         out.checks = integrity.look_all(Batch(empty, (), (), None, None, settled))
         return out
-    ids = tuple(rollouts.content_ids())
     at = tuple(places) if places is not None else ("",) * len(rollouts)
     a, b = (n if n in rollouts.scorings else None for n in names)
+    pairs = align(rollouts, a, b) if a is not None and b is not None and rollouts.n_tokens else None
+    ids = tuple(rollouts.content_ids()) if pairs is None else pairs.record_ids  # hashed once: they are the same names
     out.checks = integrity.look_all(Batch(rollouts, ids, at, a, b, settled))
     _gather_facts(out, rollouts)
-    if a is not None and b is not None:
-        _compared(out, rollouts, (a, b), view, profiles, ids, replays)
+    if pairs is not None:
+        _compared(out, rollouts, pairs, view, profiles, replays)
     if dialect is not None:
         numbers = Accumulator(*dialect)
         for step, part in views(rollouts):
@@ -165,13 +166,10 @@ def _no_ids() -> Any:
 
 
 def _compared(
-    out: Survey, rollouts: Rollouts, names: tuple[str, str], view: str, profiles: Iterable[Profile], ids: Sequence[str],
-    replays: bool,
-) -> None:  # fmt: skip
-    if not rollouts.n_tokens:
-        return
+    out: Survey, rollouts: Rollouts, pairs: LogprobPairs, view: str, profiles: Iterable[Profile], replays: bool
+) -> None:
     positions = np.arange(rollouts.n_tokens) - np.repeat(rollouts.offsets[:-1], rollouts.lengths)
-    pairs: LogprobPairs = replace(align(rollouts, *names), positions=positions)
+    pairs = replace(pairs, positions=positions)
     out.sums = reduce(pairs, METRICS.values(), view)
     seen = Seen(rollouts, pairs, both_finite(pairs, view_mask(pairs, view)))
     for profile in profiles:
@@ -183,8 +181,10 @@ def _compared(
             out.extra[key] = signature.look(seen)
     out.around = {f"{p.record} {p.position}": _around(pairs, p) for p in out.sums.worst.get("tokens", [])}
     out.around |= {f"{p.record} begins": (_beginning(pairs, p), 0) for p in out.sums.worst.get("sequences", [])}
-    contents = [f"{name}" for name in replace(rollouts, records=_unnamed(rollouts)).content_ids()]
-    out.rows = [rows.rows_of(seen, contents, ids, pairs.cluster_keys)]
+    contents = pairs.record_ids
+    if "record_id" in rollouts.records:
+        contents = replace(rollouts, records=_unnamed(rollouts)).content_ids()
+    out.rows = [rows.rows_of(seen, contents, pairs.record_ids, pairs.cluster_keys)]
     groups = rollouts.records.get("group_id")
     if groups is not None:
         named = zip(out.rows[0]["group"].tolist(), groups.values.tolist(), strict=True)
