@@ -1,7 +1,7 @@
 """The audit of a dump: tokens a second against one read of its columns, memory against the dump's length, quantiles
 against numpy, and the rival (martingale 0.2.0) on the same dump in the same run.
 
-Sizes: ONEPOLICY_BENCH_TOKENS (default 4 million); C55 at 100 million tokens with ONEPOLICY_BENCH_C55=1 (10 minutes).
+Sizes: ONEPOLICY_BENCH_TOKENS (default 16 million); C55 at 100 million tokens with ONEPOLICY_BENCH_C55=1 (10 minutes).
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENS = int(os.environ.get("ONEPOLICY_BENCH_TOKENS", 4_000_000))
+TOKENS = int(os.environ.get("ONEPOLICY_BENCH_TOKENS", 16_000_000))
 FILES = 8
 RIVAL = ROOT / "build" / "martingale"
 #: Tokens that the rival is given: it keeps about a kilobyte of each.
 RIVAL_TOKENS = 60_000
 
+#: A process's own peak in MiB: `ru_maxrss` would begin with that of the process which started it.
+_PEAK = """
+import re
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+"""
+
 _MEMORY = """
-import resource, sys
+import sys
 from onepolicy.audit import Choices, audit
 report = audit([sys.argv[1]], Choices(workers=1))
-print(report.sums.counts["scored"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(report.sums.counts["scored"], peak())
 """
 
 _RIVAL = """
-import json, resource, sys, time
+import json, sys, time
 from martingale.record import Recorder, SamplerConfig
 data = json.load(open(sys.argv[1]))
 began = time.perf_counter()
@@ -48,7 +55,7 @@ for i, (ids, a) in enumerate(zip(data["ids"], data["a"])):
     digests.append(s.record.digest)
 for digest, b in zip(digests, data["b"]):
     r.score(digest, rev.digest, b)
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(time.perf_counter() - began, peak())
 """
 
 
@@ -108,10 +115,15 @@ def _speed(dump: Path, folder: Path) -> None:
     from onepolicy import pool, storage
     from onepolicy.audit import Choices, audit
     from onepolicy.convert import convert
+    from onepolicy.metrics import METRICS
 
     files = sorted(dump.glob("*.parquet"))
     n = sum(storage.read(f).n_tokens for f in files[:1]) * len(files)
-    core = min(_timed(lambda: list(pool.over(core_sums, [(str(f),) for f in files], 2))) for _ in range(2))
+
+    def sums(keys: tuple[str, ...]) -> float:
+        return min(_timed(lambda: list(pool.over(sums_of, [(str(f), keys) for f in files], 2))) for _ in range(2))
+
+    core, every = sums(_verdict_metrics()), sums(tuple(METRICS))
     bare = min(_timed(lambda: list(pool.over(read_columns, [(str(f),) for f in files], 2))) for _ in range(2))
     whole = _timed(lambda: audit([dump], Choices(workers=2)))
     plain = _timed(lambda: audit([dump], Choices(workers=2, what_if=False)))
@@ -123,8 +135,9 @@ def _speed(dump: Path, folder: Path) -> None:
         f"audit: {n:,} tokens in {len(files)} Parquet files, two workers, warm cache; process starts are in the times"
     )
     for name, took, tokens in (
-        ("one read of the columns (pyarrow)", bare, n), ("core metrics", core, n), ("audit, no what-if", plain, n),
-        ("whole audit", whole, n), ("whole audit, JSON lines, one worker", jsonl, m),
+        ("one read of the columns (pyarrow)", bare, n), ("core metrics (a verdict's, quantiles)", core, n),
+        ("every metric", every, n), ("audit, no what-if", plain, n), ("whole audit", whole, n),
+        ("whole audit, JSON lines, one worker", jsonl, m),
     ):  # fmt: skip
         print(f"  {name:38s} {tokens / took / 1e6:6.2f} M tokens/s   {took / tokens / (bare / n):6.1f} x one read")
 
@@ -137,8 +150,16 @@ def read_columns(path: str) -> int:
     return table.num_rows
 
 
-def core_sums(path: str) -> dict[str, Any]:
-    """Every metric of one file, no profiles."""
+def _verdict_metrics() -> tuple[str, ...]:
+    """The metrics that presets bound, and the quantiles of |d|."""
+    from onepolicy.gates.bounds import load
+
+    names = {b.metric for preset in ("fp32", "fp16", "bf16") for b in load(preset).bounds}
+    return tuple(sorted(names | {f"abs_log_ratio/p{q}" for q in ("50", "95", "99", "99.9")}))
+
+
+def sums_of(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """These metrics of one file, no profiles."""
     from onepolicy.align import align
     from onepolicy.metrics import METRICS
     from onepolicy.reduce import reduce
@@ -146,7 +167,7 @@ def core_sums(path: str) -> dict[str, Any]:
 
     total = None
     for part in iter_shards(path, 1 << 19):
-        sums = reduce(align(part, "sampler", "old"), METRICS.values())
+        sums = reduce(align(part, "sampler", "old"), [METRICS[k] for k in keys])
         total = sums if total is None else total.merge(sums)
     assert total is not None
     return total.to_dict()
@@ -156,7 +177,9 @@ def _memory(folder: Path) -> None:
     found: list[tuple[int, float]] = []
     for tokens in (TOKENS // 4, TOKENS):
         dump = made(folder / f"memory-{tokens}", tokens, 1)
-        said = subprocess.run([sys.executable, "-c", _MEMORY, str(dump)], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [sys.executable, "-c", _PEAK + _MEMORY, str(dump)], capture_output=True, text=True, check=True
+        )
         n, peak = said.stdout.split()
         found.append((int(n), float(peak)))
     (n, small), (m, large) = found
@@ -208,7 +231,7 @@ def _both(dump: Path, folder: Path, sd: float, python: Path) -> None:
     source.write_text(json.dumps(data))
     config = json.dumps(_sampler_config(python))
     said = subprocess.run(
-        [str(python), "-c", _RIVAL, str(source), str(workspace), config], capture_output=True, text=True
+        [str(python), "-c", _PEAK + _RIVAL, str(source), str(workspace), config], capture_output=True, text=True
     )
     if said.returncode:
         print(f"  martingale could not be run: {said.stderr.strip().splitlines()[-1]}")
