@@ -94,6 +94,13 @@ class Histogram:
         self.keys, self.n = keys[first], np.add.reduceat(n, first) if len(keys) else n
         self._table = None
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Histogram) and np.array_equal(self.keys, other.keys) and np.array_equal(self.n, other.n)
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
     def __bool__(self) -> bool:
         """Whether it holds any value."""
         return len(self.keys) > 0
