@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from onepolicy.errors import ContentError
 from onepolicy.formats import FORMATS
 from onepolicy.formats.base import BrokenRecord, RawRecord, Shard, TextRecord
 from onepolicy.formats.files import Files
 from onepolicy.formats.settle import Settled, settle
+from onepolicy.grid import selected_segments
 from onepolicy.profiles import PROFILES, Profile
 from onepolicy.profiles.bins import kinds
 from onepolicy.rollouts import Rollouts
@@ -147,17 +150,47 @@ def _spots(shard: Shard, why: str) -> Any:
 
 
 def _surveyed(read: Read, work: Work) -> Survey:
-    rollouts = read.rollouts
-    if rollouts is not None and work.unit == "sequence":
-        kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
-        rollouts = replace(rollouts, records=kept)
-    out = survey_of(
-        rollouts, work.names, settled=read.settled, places=read.places, view=work.view,
-        replays=work.replays, dialect=work.dialect, profiles=_profiles(work),
-    )  # fmt: skip
+    out = Survey(work.names)
+    settled = read.settled  # what it counts is of the whole batch: told once
+    for rollouts, places in _by_speakers(read):
+        if rollouts is not None and work.unit == "sequence":
+            kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
+            rollouts = replace(rollouts, records=kept)
+        part = survey_of(
+            rollouts, work.names, settled=settled, places=places, view=work.view,
+            replays=work.replays, dialect=work.dialect, profiles=_profiles(work),
+        )  # fmt: skip
+        out.add(part)
+        settled = None
     if read.texts:
         out.dump.count("records", len(read.texts))
         out.dump.count("records of text only", len(read.texts))
+    return out
+
+
+def _by_speakers(read: Read) -> list[tuple[Rollouts | None, tuple[str, ...]]]:
+    """The batch, apart by which scorings say anything of a record, without the silent ones: whether a column of nulls
+    is there or not may hang on which other records stand in the batch, and no number may."""
+    rollouts = read.rollouts
+    if rollouts is None:
+        return [(None, read.places)]
+    speaks = {
+        name: selected_segments(rollouts.offsets, scoring.logprobs.mask())[1] > 0
+        for name, scoring in rollouts.scorings.items()
+        if scoring.logprobs.valid is not None
+    }
+    if all(mask.all() for mask in speaks.values()):
+        return [(rollouts, read.places)]
+    code = sum(
+        (mask.astype(np.int64) << i for i, mask in enumerate(speaks.values())), np.zeros(len(rollouts), np.int64)
+    )
+    out: list[tuple[Rollouts | None, tuple[str, ...]]] = []
+    for one in np.unique(code).tolist():
+        rows = np.flatnonzero(code == one)
+        part = rollouts.take(rows)
+        silent = {name for i, name in enumerate(speaks) if not one >> i & 1}
+        said = {name: scoring for name, scoring in part.scorings.items() if name not in silent}
+        out.append((replace(part, scorings=said), tuple(read.places[i] for i in rows.tolist())))
     return out
 
 
@@ -171,7 +204,6 @@ def _profiles(work: Work) -> list[Profile]:
 
 def spill(parts: Sequence[Rows], path: str) -> str:
     """Rows to a Parquet file; its path."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -183,7 +215,6 @@ def spill(parts: Sequence[Rows], path: str) -> str:
 
 def load(path: str) -> Rows:
     """The rows that `spill` wrote."""
-    import numpy as np
     import pyarrow.parquet as pq
 
     from onepolicy.rows import dtype

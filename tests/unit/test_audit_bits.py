@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onepolicy.audit import Choices, audit
 from onepolicy.report.json import to_json
 from onepolicy.rollouts import Rollouts, concat
 from onepolicy.storage import write
+from onepolicy.types import Values
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rollouts, str]:
 @pytest.mark.parametrize("parts", [2, 7])
 def test_groups_split_between_shards_give_the_same_bits(whole: tuple[Rollouts, str], tmp_path: Path, parts: int):
     assert bits(split(whole[0], parts, tmp_path / "dump"), workers=1) == whole[1]
+
+
+def test_records_that_one_side_says_nothing_of_give_the_same_bits_with_and_without_its_column(tmp_path: Path):
+    """In one file their values are null; in a file of their own the column is not there at all."""
+    rollouts = sample()
+    silent = np.arange(len(rollouts)) % 3 == 1
+    old = rollouts.scorings["old"]
+    valid = old.logprobs.mask() & ~np.repeat(silent, rollouts.lengths)
+    nulls = replace(old, logprobs=Values(old.logprobs.values, valid))
+    together = replace(rollouts, scorings={**rollouts.scorings, "old": nulls})
+    alone = rollouts.take(np.flatnonzero(silent))
+    alone = replace(alone, scorings={"sampler": alone.scorings["sampler"]})
+    for name, parts in (("one", [together]), ("two", [together.take(np.flatnonzero(~silent)), alone])):
+        (tmp_path / name).mkdir()
+        for i, part in enumerate(parts):
+            write(part, tmp_path / name / f"{i}.parquet")
+    one, two = (json.loads(bits(tmp_path / name, workers=1)) for name in ("one", "two"))
+    assert one["sums"]["counts"]["b_null"] == 0 and one["dump"]["records with both sides"] == 40
+    assert one == two
 
 
 def test_permuted_records_give_the_same_bits(whole: tuple[Rollouts, str], tmp_path: Path):
