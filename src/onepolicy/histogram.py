@@ -94,6 +94,9 @@ class Histogram:
         self.keys, self.n = keys[first], np.add.reduceat(n, first) if len(keys) else n
         self._table = None
 
+    def __reduce__(self) -> tuple[type[Histogram], tuple[IntArray, IntArray]]:
+        return Histogram, (self.keys, self.n)  # the table is made again where it is asked for
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Histogram) and np.array_equal(self.keys, other.keys) and np.array_equal(self.n, other.n)
@@ -132,7 +135,8 @@ class Histogram:
         n: list[int] = []
         for g, bins in sorted((int(g), bins) for g, bins in data.items()):
             for code, count in zip(bins["code"], bins["n"], strict=True):
-                if not (0 <= g < GROUPS and -_ZERO < code < _ZERO and 0 < count < 1 << 62):
+                whole = type(code) is int and type(count) is int
+                if not (whole and 0 <= g < GROUPS and -_ZERO < code < _ZERO and 0 < count < 1 << 62):
                     raise ValueError(f"no bin of a histogram: group {g}, code {code}, count {count}")
                 keys.append((g << _SHIFT) + code + _ZERO)
                 n.append(count)

@@ -63,7 +63,7 @@ def started(address: str | None = None) -> Iterator[None]:
 def _stay_on_loopback(address: str | None) -> None:
     """A local Ray of our own talks to itself over 127.0.0.1, as it does on a Mac: with the machine's own address it
     waits for ever where a firewall closes that, or the address changes. Ray reads the setting when it is imported."""
-    folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
+    folder = os.path.join(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
     running = "RAY_ADDRESS" in os.environ or os.path.exists(os.path.join(folder, "ray_current_cluster"))
     if address is None and not running and "ray" not in sys.modules:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -17,8 +17,8 @@ from onepolicy.errors import EngineDied, UsageError
 _T = TypeVar("_T")
 #: A worker that is killed takes its shard along; the shard is tried again this often.
 TRIES = 3
-#: `mallopt` options of glibc's malloc.h, and their new value in bytes.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT = -1, -3, 1 << 29
+#: `mallopt` options of glibc's malloc.h, and their new values in bytes: the first one is the most that older ones take.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 25), (-1, 1 << 29)
 
 
 def cores() -> int:
@@ -29,10 +29,11 @@ def cores() -> int:
 def keep_memory() -> None:
     """Freed memory stays with this process, for a process that is ours alone: arrays of some megabytes come and go, and
     glibc would give each back and ask for fresh pages again, which costs more than the arithmetic. No-op elsewhere."""
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            mallopt(option, _KEPT)
+        # where the first is refused, the second alone would make it worse: it ends glibc's own adjusting
+        if mallopt(*_MMAP_THRESHOLD):
+            mallopt(*_TRIM_THRESHOLD)
 
 
 def over(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], workers: int) -> Iterator[tuple[int, _T]]:

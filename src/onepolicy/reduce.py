@@ -97,7 +97,7 @@ def _reduce_tokens(
         sums = {k: _sequence_column(parts.pop(f"{_PART}{k}"), rows) for k in SEQUENCE_TERMS}
         view = Sequences(lengths[rows].astype(np.float64), sums)
         parts |= _sequence_sums(out, view, rows, len(lengths), _terms(metrics, "sequence"))
-        if "scored" in uses:
+        if any(m.uses == "scored" and m.level == "sequence" for m in metrics):
             _sequence_histograms(out, view, clusters.group[rows])
             out.worst["sequences"] = _worst_sequences(pairs, view, rows)
     return parts

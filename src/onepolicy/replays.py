@@ -31,7 +31,8 @@ Replay: TypeAlias = tuple[Sequence[Stage], str]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Packed `[T]`: log-probs (nats) of whole sequences of `lengths` `[S]`, each 1 or more. `advantages` None: none."""
+    """Packed `[T]`: log-probs (nats, finite, small enough to be squared and added up) of whole sequences of `lengths`
+    `[S]`, each 1 or more. `advantages` None: none."""
 
     sampler: FloatArray
     policy: FloatArray
@@ -179,7 +180,6 @@ class _Chunk:
         self.from_one = np.abs(self.r - self.one)
         self.size = None if tokens.advantages is None else self._masked(np.abs(tokens.advantages))
         self.n = self.rows.total(tokens.trained)
-        self.odd = self.rows.total(self.ratio.valid) < self.n
         self.none = np.zeros(self.rows.n)
         self.ones = self.rows.spread(self.none + 1.0)
         self.dropped = self.sums(self.rows.spread(self.none), self.none)
@@ -195,15 +195,6 @@ class _Chunk:
     def columns(self, weights: Any, keep: Any) -> FloatArray:
         """`[COLUMNS, S]` of one correction."""
         weights = self.ones if weights is None else weights
-        made = self._columns(weights, keep)
-        if not self.odd.any():
-            return made
-        # A difference of finite log-probs overflowed: no ratio. Only the sequences that hold one are worked on
-        # in another way, or a number would depend on which others stand beside.
-        valid = self.ratio.valid if keep is None else self.ratio.valid & keep
-        return np.where(self.odd, self._columns(weights, valid), made)
-
-    def _columns(self, weights: Any, keep: Any) -> FloatArray:
         if keep is None:
             return self._kept_all(weights)
         if isinstance(keep, PerSequence):

@@ -26,7 +26,7 @@ from onepolicy.profiles import PROFILES, Bins, Profile, Seen, profiled
 from onepolicy.reduce import reduce
 from onepolicy.rollouts import Rollouts
 from onepolicy.rows import Rows
-from onepolicy.sums import Place, Sums
+from onepolicy.sums import Place, Sums, merge
 from onepolicy.types import LogprobPairs
 from onepolicy.views import both_finite, view_mask
 
@@ -97,7 +97,7 @@ class Survey:
 
 def _added(mine: Sums | None, theirs: Sums | None) -> Sums | None:
     if mine is None or theirs is None:
-        return theirs if mine is None else mine
+        return mine if theirs is None else merge([theirs])  # a Sums of our own, to be added to
     mine.add(theirs)
     return mine
 

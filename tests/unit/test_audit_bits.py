@@ -18,6 +18,7 @@ from onepolicy.audit import Choices, audit
 from onepolicy.report.json import to_json
 from onepolicy.rollouts import Rollouts, concat
 from onepolicy.storage import write
+from onepolicy.survey import Survey, survey_of
 from onepolicy.types import Values
 
 
@@ -110,3 +111,17 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_answers_are_named_by_item(workers: int):
     assert dict(pool.over(abs, [(-1,), (-2,), (-3,)], workers)) == {0: 1, 1: 2, 2: 3}
+
+
+def test_a_batch_that_was_added_stays_as_it_was():
+    parts = [survey_of(sample(20, seed), ("sampler", "old")) for seed in (0, 1)]
+    before = [part.sums.to_json() for part in parts if part.sums is not None]
+    totals = []
+    for _ in range(2):
+        total = Survey(("sampler", "old"))
+        for part in parts:
+            total.add(part)
+        assert total.sums is not None
+        totals.append(total.sums.to_json())
+    assert totals[0] == totals[1]
+    assert [part.sums.to_json() for part in parts if part.sums is not None] == before

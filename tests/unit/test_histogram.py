@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,3 +57,23 @@ def test_parts_add_up_to_the_whole() -> None:
 
 def test_nothing_has_no_quantile() -> None:
     assert np.isnan(quantile(np.array([], dtype=np.int64), np.array([], dtype=np.int64), 0.5))
+
+
+@pytest.mark.parametrize(
+    "bins",
+    [{"code": [1.5], "n": [1]}, {"code": [1], "n": [0.5]}, {"code": [1], "n": [0]}, {"code": [2, 1], "n": [1, 1]},
+     {"code": [1 << 15], "n": [1]}, {"code": [1], "n": [1 << 62]}, {"code": [True], "n": [1]}],
+)  # fmt: skip
+def test_what_is_no_histogram_is_refused(bins: dict[str, list[float]]) -> None:
+    with pytest.raises(ValueError, match=r"no bin of a histogram|not in order"):
+        Histogram.from_dict({"0": bins})
+    with pytest.raises(ValueError, match="no bin of a histogram"):
+        Histogram.from_dict({"32": {"code": [1], "n": [1]}})
+
+
+def test_a_pickled_one_is_the_same_and_no_larger_for_having_been_read() -> None:
+    rng = np.random.default_rng(3)
+    one = Histogram.of(rng.normal(size=1000), rng.integers(0, 32, 1000))
+    before = pickle.dumps(one)
+    one.table()
+    assert len(pickle.dumps(one)) == len(before) and pickle.loads(before) == one

@@ -146,8 +146,7 @@ class Batch:
 def total_of(values: FloatArray) -> int:
     """The sum of finite values in grid units, exact after each is rounded to the grid once."""
     one = np.zeros(1, dtype=np.int64)
-    # a copy: `segment_sums` works in place where it can
-    return segment_sums(np.array(values, dtype=np.float64), one, np.array([len(values)], dtype=np.int64)).to_int(0)
+    return segment_sums(np.asarray(values, dtype=np.float64), one, np.array([len(values)], dtype=np.int64)).to_int(0)
 
 
 @dataclass(frozen=True, slots=True)

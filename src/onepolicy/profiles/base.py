@@ -46,10 +46,20 @@ FIELDS = ("n", "sequences", "d", "abs", "ratio", "above", "dd", "nd", "aa", "na"
 FIELDS += ("scaled", "ss", "ns", "square")
 
 
+#: No log-prob is larger; what is held at this cannot overflow when it is squared and added up.
+_MOST_NATS = 1e100
+
+
+def _held(x: FloatArray) -> FloatArray:
+    inside = not len(x) or (x.min() >= -_MOST_NATS and x.max() <= _MOST_NATS)
+    return x if inside else np.clip(x, -_MOST_NATS, _MOST_NATS)
+
+
 class Seen:
     """The tokens of one batch that a profile looks at: drawn, with two finite log-probs, in order.
 
-    `at` `[N]`: where they stand in the flat columns; `sequence` `[N]`; `a`, `b`, `d` `[N]` nats.
+    `at` `[N]`: where they stand in the flat columns; `sequence` `[N]`; `a`, `b`, `d` `[N]` nats, held
+    within 1e100.
     """
 
     def __init__(self, rollouts: Rollouts, pairs: LogprobPairs, mask: BoolArray) -> None:
@@ -57,8 +67,8 @@ class Seen:
         self.at: IntArray = np.flatnonzero(mask)
         self.all_sequences = np.repeat(np.arange(len(rollouts)), rollouts.lengths)
         self.sequence: IntArray = self.all_sequences[self.at]
-        self.a: FloatArray = pairs.a[self.at]
-        self.b: FloatArray = pairs.b[self.at]
+        self.a: FloatArray = _held(pairs.a[self.at])
+        self.b: FloatArray = _held(pairs.b[self.at])
         self.d: FloatArray = self.b - self.a
 
     def __len__(self) -> int:

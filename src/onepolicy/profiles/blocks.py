@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onepolicy.types import FloatArray, IntArray
 
-#: A block ends with the first sequence that makes it as many tokens or more.
+#: A block begins with each sequence that holds a multiple of so many tokens.
 TOKENS = 1 << 15
 #: Places in a block of at most so many are 16-bit integers.
 _SMALL = 1 << 16
