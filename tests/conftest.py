@@ -8,6 +8,7 @@ import faulthandler
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -57,12 +58,20 @@ ORDER = {TESTS / name: place for place, name in enumerate(LONGEST)}
 HANGS = 120
 
 
+#: Where a process that ends by a signal, or is ended, says where its threads stood: `make test` shows it.
+FATAL = pytest.StashKey[TextIO]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The order of collection is kept by xdist, where it is installed."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     if getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(Failures(config))
+    if hasattr(config, "workerinput"):
+        build = config.rootpath / "build"
+        build.mkdir(exist_ok=True)
+        config.stash[FATAL] = (build / f"fatal-{config.workerinput['workerid']}.txt").open("w")
 
 
 class Failures:
@@ -83,7 +92,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     own = item.get_closest_marker("timeout")
     limit = own.args[0] if own and own.args else float(item.config.getini("timeout") or 300)
-    faulthandler.dump_traceback_later(limit + HANGS, exit=True, file=sys.__stderr__)
+    fatal = item.config.stash[FATAL]
+    faulthandler.enable(fatal)  # the engines' libraries set handlers of their own
+    faulthandler.dump_traceback_later(limit + HANGS, exit=True, file=fatal)
     try:
         return (yield)
     finally:

@@ -187,23 +187,33 @@ def test_an_interpreter_that_is_not_there_leaves_nothing(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_request_closes_the_worker(started: list[WorkerEngine]) -> None:
-    engine = start(started, "slow")
-    engine.score(rollouts_of([1]))
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            engine.score(rollouts_of([2]))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(EngineError, match="its last request was interrupted"):
-        engine.fingerprint()
-    assert engine.pid is None
+def test_an_interrupted_request_closes_the_worker() -> None:
+    """Ctrl-C in a process of its own: this one may hold libraries that do not bear a signal."""
+    code = (
+        "import signal, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from odd_engines import OddEngine; from test_worker import rollouts_of\n"
+        "from onepolicy.engines.worker import WorkerEngine; from onepolicy.errors import EngineError\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where this is started\n"
+        "e = WorkerEngine(OddEngine, 'here', {'mode': 'slow'}, timeout=60)\n"
+        "e.score(rollouts_of([1])); print(e.pid, flush=True)\n"
+        "try:\n"
+        "    e.score(rollouts_of([2]))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "try:\n"
+        "    e.fingerprint()\n"
+        "except EngineError as err:\n"
+        "    print(err, e.pid)\n"
+    )
+    path = [str(Path(onepolicy.__file__).parents[1]), str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    with subprocess.Popen([sys.executable, "-c", code, *path], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        worker = int(child.stdout.readline())
+        time.sleep(0.5)  # it waits for its answer now
+        child.send_signal(signal.SIGINT)
+        said = child.stdout.read()
+    assert said.startswith("interrupted\n") and "its last request was interrupted" in said and said.endswith("None\n")
+    assert child.returncode == 0 and gone(worker)
 
 
 def test_an_answer_that_no_frame_can_hold_is_an_error_and_not_a_hang(started: list[WorkerEngine]) -> None:
