@@ -21,10 +21,20 @@ from onepolicy.types import Outcome, Report, Scoring, Values
 pytestmark = pytest.mark.engines
 
 
+#: Engines of the whole session: other tests ask them after these.
+OTHERS: set[int] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _others() -> None:
+    OTHERS.update(workers())
+
+
 def workers() -> list[int]:
-    """Process ids of our children that are engine workers."""
+    """Process ids of our children that are engine workers, begun by these tests."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [int(p) for p in children if b"worker_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    found = [int(p) for p in children if b"worker_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in found if p not in OTHERS]
 
 
 def kill(_done: int = 0, _of: int = 0) -> None:
