@@ -1,6 +1,7 @@
 """What `test_audit_ray.py` asks of a real local Ray, in a process of its own: prints one JSON object.
 
-Exit code 0: every scenario has an answer; `BROKEN`: Ray itself could not start or died.
+`PYTHONPATH` names both folders of tests, for Ray's workers too. Exit code 0: every scenario has an answer; `BROKEN`: Ray
+itself could not start or died.
 """
 
 from __future__ import annotations
@@ -12,18 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(Path(__file__).parent)]
-os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(Path(__file__).parent)])  # Ray's workers have it too
-
-from audit_dumps import bits  # noqa: E402
-from onepolicy.audit import Choices, audit  # noqa: E402
-from onepolicy.auditing import Work, audit_shard  # noqa: E402
-from onepolicy.errors import EngineError  # noqa: E402
-from onepolicy.formats.base import Shard  # noqa: E402
-from onepolicy.formats.detect import detect  # noqa: E402
-from onepolicy.on_ray import over_ray, started  # noqa: E402
-from onepolicy.survey import Survey  # noqa: E402
+from audit_dumps import bits
+from onepolicy.audit import Choices, audit
+from onepolicy.auditing import Work, audit_shard
+from onepolicy.errors import EngineError
+from onepolicy.formats.base import Shard
+from onepolicy.formats.detect import detect
+from onepolicy.on_ray import over_ray, started
+from onepolicy.survey import Survey
 
 #: Exit code where Ray is to blame.
 BROKEN = 75

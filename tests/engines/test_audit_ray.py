@@ -50,10 +50,12 @@ def found(dump: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 def run(dump: Path, scratch: Path) -> tuple[int | None, str]:
     """(exit code, None if it was killed at `LIMIT`; what it printed)."""
     command = [sys.executable, str(Path(__file__).with_name("ray_scenarios.py")), str(dump), str(scratch)]
+    here = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     log = scratch / "log"
     with log.open("wb") as out:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
         )  # its own session: everything of it is killed with it
         try:
             code: int | None = child.wait(LIMIT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,7 @@ from onepolicy.types import FloatArray
 from onepolicy.views import Tokens, Within, log_ratio_squared
 from onepolicy.windows import window_sums
 
-EDGES = [*BUCKETS, None]
-TERMS = [Within(log_ratio_squared, low, high) for low, high in itertools.pairwise(EDGES)]  # type: ignore[arg-type]
+TERMS = [Within(log_ratio_squared, low, high) for low, high in zip(BUCKETS, [*BUCKETS[1:], None], strict=True)]
 
 
 def integers(sums: SegmentSums) -> list[tuple[int, int, int]]:
