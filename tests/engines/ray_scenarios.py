@@ -1,7 +1,7 @@
 """What `test_audit_ray.py` asks of a real local Ray, in a process of its own: prints one JSON object.
 
-`PYTHONPATH` names both folders of tests, for Ray's workers too. Exit code 0: every scenario has an answer; `BROKEN`: Ray
-itself could not start or died.
+`PYTHONPATH` names both folders of tests, for Ray's workers too. Exit code 0: every scenario has an answer; `BROKEN`:
+Ray itself could not start or died.
 """
 
 from __future__ import annotations
