@@ -1,9 +1,9 @@
 """Integer sums of floats on a fixed grid, exact in any order.
 
-A term with |x| < 2^10 is rounded half-even to a multiple of 2^-61 by a three-level split: `q = (x + M) - M` with
-M = 1.5 * 2^(52 + k) rounds x to a multiple of 2^k. Sums of one level's parts stay exact in float64 for up to 2^30
+A term with |x| < 2^10 is rounded half-even to a multiple of 2^-61 by a two-level split: `q = (x + M) - M` with
+M = 1.5 * 2^(52 + k) rounds x to a multiple of 2^k. Sums of one level's parts stay exact in float64 for up to 2^18
 terms, so they may be added by any vectorised loop, in any order, and only then become Python integers. Larger terms go
-through `frexp` into integers exactly.
+through `frexp` into integers exactly, and so do the sums of longer segments.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from onepolicy.types import BoolArray, FloatArray, IntArray
 GRID_BITS = 61
 #: Terms of this size or more are added as exact integers one by one.
 LARGE = 2.0**10
-#: Terms that may be added within one level before the float sum must become an integer.
-MAX_TERMS = 2**30
+#: Terms that may be added within one level before the float sum must become an integer: 2^18 terms below 2^10 in units
+#: of 2^-25, and as many rests of up to 2^-26 in units of 2^-61, are 2^53 units.
+MAX_TERMS = 2**18
 
 #: Terms looked at before all of them are.
 _FEW = 32
 
-_LEVELS = (-13, -37, -61)
+_LEVELS = (-25, -61)
 _MAGIC = tuple(1.5 * 2.0 ** (52 + k) for k in _LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSums:
-    """Exact sums of the terms in each segment (sequence): three float levels, integers for large terms, counts.
+    """Exact sums of the terms in each segment (sequence): two float levels, integers for large terms, counts.
 
-    `levels`: `[3, S]` float64, exact; `large`: segment -> integer in grid units; `n`, `nonfinite`: `[S]`.
+    `levels`: `[2, S]` float64, exact; `large`: segment -> integer in grid units; `n`, `nonfinite`: `[S]`.
     """
 
     levels: FloatArray
@@ -42,9 +43,8 @@ class SegmentSums:
     large: dict[int, int] = field(default_factory=dict[int, int])
 
     def to_float(self) -> FloatArray:
-        """`[S]`; the same bits for any order of the terms, since every level is exact and added in a fixed order."""
-        high, middle, low = self.levels
-        out = high + (middle + low)
+        """`[S]`, each the float64 nearest to its sum: the same bits for any order of the terms."""
+        out = self.levels[0] + self.levels[1]
         for i in self.large:
             out[i] = to_float(self.to_int(i))
         return out
@@ -68,18 +68,35 @@ def segment_sums(x: FloatArray, starts: IntArray, lengths: IntArray) -> SegmentS
         x = np.where(finite, x, 0.0)
         large = _large_terms(x, starts)
         x = np.where(np.abs(x) >= LARGE, 0.0, x)
-    levels = np.empty((3, len(starts)))
-    rest, q = x, np.empty_like(x)
-    for level, magic in enumerate(_MAGIC):
-        np.add(rest, magic, out=q)
-        np.subtract(q, magic, out=q)
-        levels[level] = _add_segments(q, starts, lengths)
-        if level < len(_MAGIC) - 1:
-            rest = np.subtract(rest, q, out=None if rest is x else rest)
-            if not rest[:_FEW].any() and not rest.any():  # whole numbers: nothing is left for the finer levels
-                levels[level + 1 :] = 0.0
-                break
+    levels = _split(x, starts, lengths)
+    if len(x) > MAX_TERMS and lengths.max() > MAX_TERMS:
+        for i in np.flatnonzero(lengths > MAX_TERMS).tolist():
+            large[i] = large.get(i, 0) + _long(x[starts[i] : starts[i] + lengths[i]])
+            levels[:, i] = 0.0
     return SegmentSums(levels, lengths - nonfinite, nonfinite, large)
+
+
+def _split(x: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
+    """`[2, S]` sums of the two levels of terms below `LARGE`."""
+    levels = np.empty((2, len(starts)))
+    q = x + _MAGIC[0]
+    q -= _MAGIC[0]
+    levels[0] = _add_segments(q, starts, lengths)
+    rest = np.subtract(x, q, out=q)
+    if not rest[:_FEW].any() and not rest.any():  # whole numbers: nothing is left for the finer level
+        levels[1] = 0.0
+        return levels
+    rest += _MAGIC[1]
+    rest -= _MAGIC[1]
+    levels[1] = _add_segments(rest, starts, lengths)
+    return levels
+
+
+def _long(x: FloatArray) -> int:
+    """The sum of a segment of more than `MAX_TERMS` terms below `LARGE`, in grid units."""
+    starts = np.arange(0, len(x), MAX_TERMS)
+    lengths = np.diff(starts, append=len(x))
+    return sum(level_integers(_split(x, starts, lengths)).tolist())
 
 
 def _add_segments(x: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
@@ -120,11 +137,14 @@ def _shift_half_even(value: int, bits: int) -> int:
 
 
 def level_integers(levels: FloatArray) -> NDArray[np.object_]:
-    """`[3, C]` exact level sums as `[C]` Python integers in grid units."""
-    high, middle, low = (
-        (levels[i] * 2.0 ** -_LEVELS[i]).astype(np.int64).astype(object) << (GRID_BITS + _LEVELS[i]) for i in range(3)
-    )
-    return high + middle + low
+    """`[2, C]` exact level sums as `[C]` Python integers in grid units."""
+    high, low = (_units(levels[i], i).astype(np.int64).astype(object) for i in range(2))
+    return (high << _LEVELS[0] - _LEVELS[1]) + low
+
+
+def _units(sums: FloatArray, level: int) -> FloatArray:
+    """Sums of one level in its own units: whole numbers."""
+    return sums * 2.0 ** -_LEVELS[level]
 
 
 def to_float(total: int) -> float:
@@ -137,13 +157,22 @@ def to_float(total: int) -> float:
 
 def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[int], list[int]]:
     """Segments added into groups `[S] -> group`: integer totals and counts of finite terms, `[n_groups]` each."""
-    by_group = [np.bincount(group, weights=row, minlength=n_groups) for row in sums.levels]
-    levels = np.stack(by_group).astype(np.float64)
-    totals: list[int] = level_integers(levels).tolist()
+    high, low = (_by_group(_units(sums.levels[i], i), group, n_groups) for i in range(2))
+    totals = [(x << _LEVELS[0] - _LEVELS[1]) + y for x, y in zip(high, low, strict=True)]
     for i, extra in sums.large.items():
         totals[int(group[i])] += extra
     counts = np.bincount(group, weights=sums.n.astype(np.float64), minlength=n_groups).astype(np.int64)
     return totals, counts.tolist()
+
+
+def _by_group(x: FloatArray, group: IntArray, n_groups: int) -> list[int]:
+    """`[n_groups]` sums of whole numbers `[S]`, through floats where these are exact."""
+    if np.abs(x).sum() < 2.0**53:
+        exact: list[int] = np.bincount(group, x, n_groups).astype(np.int64).tolist()
+        return exact
+    out = np.zeros(n_groups, dtype=object)
+    np.add.at(out, group, x.astype(np.int64).astype(object))
+    return out.tolist()
 
 
 def selected_segments(offsets: IntArray, mask: BoolArray) -> tuple[IntArray, IntArray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,11 @@ from onepolicy.grid import SegmentSums, group_sums, segment_sums, selected_segme
 from onepolicy.histogram import GROUPS, Histogram
 from onepolicy.sums import MAX_ROWS, WORST_SEQUENCES, WORST_TOKENS, Metric, Place, Sums, Term, Total, keep_worst
 from onepolicy.types import BoolArray, FloatArray, IntArray, LogprobPairs
-from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, Within, both_finite, select_tokens, uses_masks, view_mask
+from onepolicy.views import SEQUENCE_TERMS, Sequences, Tokens, Within, select_tokens, uses_masks, view_mask
 from onepolicy.windows import window_sums
 
 #: Tokens worked on at a time: a chunk's columns and temporaries stay in the cache.
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 #: A log-prob above this is impossible; a certain token's may round up to a few float32 steps above 0.
 POSITIVE_ABOVE = 1e-6
 
@@ -40,9 +40,10 @@ def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") 
     table = tuple(metrics)
     out = Sums(view, pairs.names, pairs.cluster_unit, numeric_identity(), tuple(sorted(m.key for m in table)))
     base = view_mask(pairs, view)
-    out.counts = _counts(pairs, base)
-    clusters = _clusters(pairs)
     masks = uses_masks(pairs, view)
+    odd = states(pairs, base, masks["scored"])
+    out.counts = _counts(pairs, base, masks["scored"], odd)
+    clusters = _clusters(pairs)
     parts: dict[str, SegmentSums] = {}
     for mask, uses in _equal_masks(masks).values():
         chosen = [m for m in table if m.uses in uses]
@@ -53,7 +54,7 @@ def reduce(pairs: LogprobPairs, metrics: Iterable[Metric], view: str = "drawn") 
     _add_histograms(out, pairs, masks["scored"], clusters)
     if "floor" in masks:
         _add_floor(out, pairs, masks["floor"], clusters)
-    out.worst |= _places(pairs, base, masks["scored"])
+    out.worst |= _places(pairs, masks["scored"], odd)
     return out
 
 
@@ -179,7 +180,7 @@ def _slice(tokens: Tokens, lo: int, hi: int) -> Tokens:
 
 def _join(pieces: list[SegmentSums], n: int) -> SegmentSums:
     if not pieces:
-        return SegmentSums(np.zeros((3, n)), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
+        return SegmentSums(np.zeros((2, n)), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
     large: dict[int, int] = {}
     begun = 0
     for piece in pieces:
@@ -239,22 +240,25 @@ def _add_rows(out: Sums, parts: dict[str, SegmentSums], clusters: _Clusters) -> 
 # -- counts of states, histograms, places ------------------------------------------------------------------------------
 
 
-def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
+def _counts(pairs: LogprobPairs, base: BoolArray, scored: BoolArray, odd: Mapping[str, BoolArray]) -> dict[str, int]:
     """How many tokens there are, and in which state each side's values are: nothing is left out uncounted."""
     n = lambda mask: int(np.count_nonzero(mask))
     counts = {
         "tokens": len(pairs.token_ids),
         "sequences": len(pairs),
         "viewed": n(base),
-        "scored": n(both_finite(pairs, base)),
-        "support_violations": n(states(pairs, base)["support"]),
-        "both_neg_inf": n(base & pairs.a_valid & pairs.b_valid & np.isneginf(pairs.a) & np.isneginf(pairs.b)),
+        "scored": n(scored),
+        "support_violations": n(odd["support"]) if "support" in odd else 0,
+        "both_neg_inf": 0,
         "drawn": n(pairs.drawn),
         "drawn_by_a": n(base & pairs.drawn) if pairs.drawn_by == "a" else 0,
         "viewed_sequences": n(selected_segments(pairs.offsets, base)[1]),
         "not_estimable": n(base & ~np.repeat(pairs.estimable, np.diff(pairs.offsets))),
     }
-    for side, x, valid in (("a", pairs.a, pairs.a_valid), ("b", pairs.b, pairs.b_valid)):
+    sides = (("a", pairs.a, pairs.a_valid), ("b", pairs.b, pairs.b_valid))
+    for side, _, _ in sides:
+        counts |= {f"{side}_{state}": 0 for state in ("null", "nan", "neg_inf", "pos_inf", "positive")}
+    for side, x, valid in sides if odd else ():
         seen = base & valid
         counts |= {
             f"{side}_null": n(base & ~valid),
@@ -263,11 +267,18 @@ def _counts(pairs: LogprobPairs, base: BoolArray) -> dict[str, int]:
             f"{side}_pos_inf": n(seen & np.isposinf(x)),
             f"{side}_positive": n(seen & (x > POSITIVE_ABOVE) & np.isfinite(x)),
         }
+    if odd:
+        both = base & pairs.a_valid & pairs.b_valid
+        counts["both_neg_inf"] = n(both & np.isneginf(pairs.a) & np.isneginf(pairs.b))
     return counts
 
 
-def states(pairs: LogprobPairs, base: BoolArray) -> dict[str, BoolArray]:
-    """Masks of the states that a finding names by place."""
+def states(pairs: LogprobPairs, base: BoolArray, scored: BoolArray) -> dict[str, BoolArray]:
+    """Masks of the states that a finding names by place; none where every token in `base` is in order."""
+    positive = pairs.a > POSITIVE_ABOVE
+    positive |= pairs.b > POSITIVE_ABOVE
+    if not positive.any() and np.count_nonzero(base) == np.count_nonzero(scored):
+        return {}
     both = base & pairs.a_valid & pairs.b_valid
     a_inf, b_inf = np.isneginf(pairs.a), np.isneginf(pairs.b)
     nan = (pairs.a_valid & (np.isnan(pairs.a) | np.isposinf(pairs.a))) | (
@@ -285,10 +296,10 @@ def states(pairs: LogprobPairs, base: BoolArray) -> dict[str, BoolArray]:
     }
 
 
-def _places(pairs: LogprobPairs, base: BoolArray, scored: BoolArray) -> dict[str, list[Place]]:
+def _places(pairs: LogprobPairs, scored: BoolArray, odd: Mapping[str, BoolArray]) -> dict[str, list[Place]]:
     size = np.abs(pairs.log_ratio, where=scored, out=np.zeros(len(scored)))
     found = {"tokens": _worst_tokens(pairs, size)}
-    for name, mask in states(pairs, base).items():
+    for name, mask in odd.items():
         at = np.flatnonzero(mask)
         if len(at):
             found[name] = keep_worst(name, (_place(pairs, int(i), 0.0) for i in _smallest(pairs, at)))

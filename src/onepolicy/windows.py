@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onepolicy.arrays import NUMPY
-from onepolicy.grid import SegmentSums, segment_sums
+from onepolicy.grid import MAX_TERMS, SegmentSums, segment_sums
 from onepolicy.sums import Term
 from onepolicy.types import IntArray
 from onepolicy.views import Tokens, Within
@@ -40,8 +40,10 @@ def window_sums(
 
 def _bounds(chunk: Tokens, edges: list[int], starts: IntArray, lengths: IntArray) -> IntArray | None:
     """`[S, E + 1]`: in each sequence, the index of the first token at or behind each edge, then the sequence's end.
-    None where positions do not rise, or are so large that a float64 cannot hold sequence and position."""
+    None where positions do not rise, or a float64 cannot hold sequence and position, or a sequence's sum."""
     position = chunk.position
+    if len(position) > MAX_TERMS and lengths.max() > MAX_TERMS:  # runs of one sequence may not add to exact floats
+        return None
     if not len(position):
         return np.zeros((len(starts), len(edges) + 1), dtype=np.int64)
     most = float(position.max())
@@ -69,7 +71,7 @@ def _of_runs(term: Term, chunk: Tokens, bounds: IntArray) -> SegmentSums:
 
 def _range(runs: SegmentSums, chosen: range, n_edges: int, lengths: IntArray) -> SegmentSums:
     """The runs `chosen` of each sequence, added; tokens outside them are zeros, which count as terms."""
-    levels = runs.levels.reshape(3, -1, n_edges)[:, :, chosen.start : chosen.stop].sum(axis=2)
+    levels = runs.levels.reshape(len(runs.levels), -1, n_edges)[:, :, chosen.start : chosen.stop].sum(axis=2)
     nonfinite = runs.nonfinite.reshape(-1, n_edges)[:, chosen.start : chosen.stop].sum(axis=1)
     large: dict[int, int] = {}
     for i, value in runs.large.items():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onepolicy.grid import GRID_BITS, grid_integers, group_sums, segment_sums, selected_segments, to_float
+from onepolicy.grid import GRID_BITS, MAX_TERMS, grid_integers, group_sums, segment_sums, selected_segments, to_float
 
 terms = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=60)
 
@@ -87,6 +87,34 @@ def test_groups_add_segments() -> None:
     totals, counts = group_sums(sums, np.array([1, 0, 1]), 2)
     assert [to_float(t) for t in totals] == [3002.0, 5.0]
     assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("n", [MAX_TERMS, MAX_TERMS + 1, 2 * MAX_TERMS + 7])
+@pytest.mark.parametrize("value", [np.nextafter(1024.0, 0.0), 1000 + 2.0**-26 - 2.0**-40, -(2.0**-26) + 2.0**-61])
+def test_a_long_segment_of_the_worst_terms_is_exact(n: int, value: float) -> None:
+    """As many terms of one sign, as large or with as large a rest, as a level's float holds, and more."""
+    x = np.concatenate([[3000.0, 2.0**-60], np.full(n, value), [5.0, 2.0**-61]])
+    sums = segment_sums(x, np.array([0, n + 2]), np.array([n + 2, 2]))
+    wanted = n * rounded(value) + rounded(3000.0) + 2
+    assert [sums.to_int(i) for i in range(2)] == [wanted, rounded(5.0) + 1]
+    assert sums.to_float().tolist() == [wanted / 2**GRID_BITS, 5.0]
+
+
+def test_groups_whose_sums_pass_a_float_are_exact() -> None:
+    """Every segment is exact in a float64, their sum is not."""
+    n, value = MAX_TERMS, float(np.nextafter(1024.0, 0.0))
+    x = np.concatenate([np.full(n, value), np.full(n, value), np.full(n, value), [2.0**-61]])
+    starts, lengths = np.array([0, n, 2 * n, 3 * n]), np.array([n, n, n, 1])
+    totals, counts = group_sums(segment_sums(x, starts, lengths), np.array([1, 1, 1, 1]), 3)
+    assert totals == [0, 3 * n * rounded(value) + 1, 0]
+    assert counts == [0, 3 * n + 1, 0]
+
+
+@given(terms)
+def test_the_float_of_a_sum_is_the_nearest_one(values: list[float]) -> None:
+    """Whichever way it was added: the same bits as from the integer."""
+    sums = segment_sums(np.array(values), np.array([0]), np.array([len(values)]))
+    assert sums.to_float().tolist() == [to_float(sums.to_int(0))]
 
 
 def test_a_total_too_large_for_a_float_is_infinite() -> None:

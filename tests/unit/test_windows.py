@@ -59,3 +59,14 @@ def test_positions_that_do_not_rise_are_summed_too(position: FloatArray):
 def test_no_tokens():
     for found, wanted in both_ways(np.zeros(0), np.zeros(0), [0, 0], TERMS):
         assert found == wanted == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_a_sequence_whose_runs_add_to_more_than_a_float_holds():
+    """d squared just below 1024 at 2^18 + 9 places: the runs are exact in float64, the range of all of them is not."""
+    n = (1 << 18) + 9
+    d = np.full(n + 3, np.sqrt(1023.9999))
+    term = Within(log_ratio_squared, 0, None)
+    cut = Within(log_ratio_squared, 0, n // 2)
+    position = np.concatenate([np.arange(n, dtype=np.float64), np.arange(3.0)])
+    for found, wanted in both_ways(position, d, [n, 3], [term, cut]):
+        assert found == wanted
