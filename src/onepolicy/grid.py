@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onepolicy.types import BoolArray, FloatArray, IntArray
 
@@ -51,7 +50,7 @@ class SegmentSums:
 
     def to_int(self, i: int) -> int:
         """The sum of segment i in grid units."""
-        return int(level_integers(self.levels[:, i : i + 1])[0]) + self.large.get(i, 0)
+        return level_integers(self.levels[:, i : i + 1])[0] + self.large.get(i, 0)
 
 
 def segment_sums(x: FloatArray, starts: IntArray, lengths: IntArray) -> SegmentSums:
@@ -96,7 +95,7 @@ def _long(x: FloatArray) -> int:
     """The sum of a segment of more than `MAX_TERMS` terms below `LARGE`, in grid units."""
     starts = np.arange(0, len(x), MAX_TERMS)
     lengths = np.diff(starts, append=len(x))
-    return sum(level_integers(_split(x, starts, lengths)).tolist())
+    return sum(level_integers(_split(x, starts, lengths)))
 
 
 def _add_segments(x: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
@@ -136,9 +135,14 @@ def _shift_half_even(value: int, bits: int) -> int:
     return (value >> bits) + int(up)
 
 
-def level_integers(levels: FloatArray) -> NDArray[np.object_]:
-    """`[2, C]` exact level sums as `[C]` Python integers in grid units."""
-    high, low = (_units(levels[i], i).astype(np.int64).astype(object) for i in range(2))
+def level_integers(levels: FloatArray) -> list[int]:
+    """`[2, C]` exact level sums as `[C]` integers in grid units."""
+    high, low = (_units(levels[i], i).astype(np.int64).tolist() for i in range(2))
+    return [_joined(x, y) for x, y in zip(high, low, strict=True)]
+
+
+def _joined(high: int, low: int) -> int:
+    """Sums of both levels, each in its own units, in grid units."""
     return (high << _LEVELS[0] - _LEVELS[1]) + low
 
 
@@ -158,7 +162,7 @@ def to_float(total: int) -> float:
 def group_sums(sums: SegmentSums, group: IntArray, n_groups: int) -> tuple[list[int], list[int]]:
     """Segments added into groups `[S] -> group`: integer totals and counts of finite terms, `[n_groups]` each."""
     high, low = (_by_group(_units(sums.levels[i], i), group, n_groups) for i in range(2))
-    totals = [(x << _LEVELS[0] - _LEVELS[1]) + y for x, y in zip(high, low, strict=True)]
+    totals = [_joined(x, y) for x, y in zip(high, low, strict=True)]
     for i, extra in sums.large.items():
         totals[int(group[i])] += extra
     counts = np.bincount(group, weights=sums.n.astype(np.float64), minlength=n_groups).astype(np.int64)
