@@ -68,6 +68,44 @@ BY_HAND: list[tuple[str, dict[str, Any], dict[str, float]]] = [
             "train/mis_log_ppl_diff": (0 - 3 * 2 * LN2 / 3) / 5,
         },
     ),
+    # truncated weights 2, 1/2 and 1, 1, 2: their mean over tokens is 1.3, which all are divided by
+    (
+        "slime",
+        {
+            "mismatch_metrics": True,
+            "tis_batch_normalize": True,
+            "use_rs": True,
+            "rs_upper_bound": 3,
+            "rs_lower_bound": 0.6,
+        },
+        {
+            "train/mis_batch_norm_factor": 6.5 / 5,
+            "train/mis_tis_weight_after_bound": (1.25 + 4 / 3) / 2,
+            "train/mis_is_ratio_mean_after_tis_rs": (1.25 + 4 / 3) / 2,
+            "train/mis_is_ratio_mean_final": (1.25 + 4 / 3) / 2 / 1.3,
+            "train/mis_is_ratio_min_final": (0.5 + 1) / 2 / 1.3,
+            "train/mis_is_ratio_max_final": 2 / 1.3,
+            "train/mis_rs_mask_fraction_low": (1 / 2 + 0) / 2,
+            "train/mis_rs_mask_fraction_high": (0 + 1 / 3) / 2,
+        },
+    ),
+    # products 1 and 4, the second truncated to 2: their mean over sequences is 1.5
+    (
+        "slime",
+        {
+            "mismatch_metrics": True,
+            "tis_batch_normalize": True,
+            "tis_level": "sequence",
+            "use_rs": True,
+            "rs_level": "geometric",
+            "rs_upper_bound": 1.5,
+        },
+        {
+            "train/mis_batch_norm_factor": 1.5,
+            "train/mis_is_ratio_max_final": (1 + 2) / 2 / 1.5,
+            "train/mis_rs_mask_fraction_high": (0 + 1) / 2,  # 4^(1/3) = 1.587
+        },
+    ),
     (
         "nemo_rl",
         {"truncated_importance_sampling_ratio": 1.5, "seq_logprob_error_threshold": 2.0},
@@ -109,23 +147,55 @@ BY_HAND: list[tuple[str, dict[str, Any], dict[str, float]]] = [
         },
         {"sampling_importance_ratio": (1 + 4) / 2, "is_oob_ratio": 0.0},
     ),
+    # the lower bound of tis clamps, and counts: ratios 2, 1/2, 1, 1, 4
+    (
+        "nemo_rl",
+        {"truncated_importance_sampling_ratio": 1.5, "truncated_importance_sampling_ratio_min": 0.8},
+        {"sampling_importance_ratio": (1.5 + 0.8 + 1 + 1 + 1.5) / 5, "is_oob_ratio": 3 / 5},
+    ),
+    # one weight a sequence, and yet the share out of bounds is of tokens: three of five
+    (
+        "nemo_rl",
+        {"sequence_level_importance_ratios": True, "truncated_importance_sampling_ratio": 3},
+        {"sampling_importance_ratio": (1 + 3) / 2, "is_oob_ratio": 3 / 5},
+    ),
     (
         "prime_rl",
         {**AS_OLD, "dppo_mask_high": 0.25, "dppo_mask_low": 0.15},
         {
             "mismatch_kl/all/mean": (0.5 + 3 - 2 * LN2) / 5,
             "mismatch_kl/all/max": 3 - 2 * LN2,
-            "is_masked/mean": 2 / 5,
-            "is_masked_low/mean": 1 / 5,
-            "is_masked_high/mean": 1 / 5,
+            # each sample alike: one of two tokens in the first, one of three in the second
+            "is_masked/mean": (1 / 2 + 1 / 3) / 2,
+            "is_masked/max": 1 / 2,
+            "is_masked_low/mean": 1 / 4,
+            "is_masked_high/mean": 1 / 6,
             "masked_mismatch_kl/mean": (LN2 - 0.5 + 3 - 2 * LN2) / 2,
-            "unmasked_mismatch_kl/mean": (1 - LN2) / 3,
+            "masked_mismatch_kl/max": 3 - 2 * LN2,
+            "unmasked_mismatch_kl/mean": (1 - LN2 + 0) / 2,
             "masked_advantage_positive/mean": 0.5,
             "masked_advantage_negative/mean": 0.5,
             "entropy/all/mean": 1.0,
+            "kl_ent_ratio/mean": (0.5 + 3 - 2 * LN2) / 5,
         },
     ),
-    ("prime_rl", {**AS_OLD, "loss": "ipo", "ipo_threshold": 0.19}, {"is_masked/mean": 3 / 5}),
+    ("prime_rl", {**AS_OLD, "loss": "ipo", "ipo_threshold": 0.19}, {"is_masked/mean": (1 + 1 / 3) / 2}),
+    # a sample without a masked token has a masked KL of 0, and counts
+    (
+        "prime_rl",
+        {**AS_OLD, "loss": "icepop", "ratio_low": 0.4, "ratio_high": 3.0, "expm1": True},
+        {"masked_mismatch_kl/mean": (0 + 3 - 2 * LN2) / 2, "is_masked/mean": (0 + 1 / 3) / 2},
+    ),
+    (
+        "prime_rl",
+        {**AS_OLD, "loss": "ppo", "ratio_low": 0.8, "ratio_high": 1.2, "max_importance_ratio": 3.0},
+        {"is_clipped/mean": (1 / 2 + 1 / 3) / 2, "ratio_capped/mean": (0 + 1 / 3) / 2, "ratio_capped/max": 1 / 3},
+    ),
+    (
+        "prime_rl",
+        {**AS_OLD, "loss": "cispo", "ratio_low": 0.0, "ratio_high": 3.0},
+        {"is_clipped/mean": (0 + 1 / 3) / 2},
+    ),
     (
         "roll",
         {"is_weight": True, "ratio_enabled": True, "diff_enabled": True, "ratio_high": 2.5, "diff_high": 0.25},
@@ -140,6 +210,10 @@ BY_HAND: list[tuple[str, dict[str, Any], dict[str, float]]] = [
             "actor/train_infer_token_diff_mask_mean": 4 / 5,
             "actor/train_infer_final_mask_mean": 3 / 5,
             "actor/is_weight_clipfrac": 2 / 5,
+            # the other way round: 1/2 - 1 + log 2 and 2 - 1 - log 2, then 0, 0 and 1/4 - 1 + 2 log 2
+            "actor/train_infer_kl": (0.5 / 2 + (2 * LN2 - 0.75) / 3) / 2,
+            "actor/train_infer_ratio_token_max": 4.0,
+            "actor/train_infer_ratio_token_min": 0.5,
         },
     ),
     (
@@ -156,6 +230,12 @@ BY_HAND: list[tuple[str, dict[str, Any], dict[str, float]]] = [
             "val/rho_weight": (2 + 0 + 1 + 1 + 0) / 5,
             "val/rho_clipfrac": 1 / 5,
         },
+    ),
+    # mean |r - 1| is 3/4 and 1; above 0.9 in the second sequence, whose A > 0: the token with d > 0 goes
+    (
+        "open_instruct",
+        {**AS_OLD, "rho_mask_upper_bound": 0.9, "rho_mask_tv_divergence": True},
+        {"val/rho_drop_frac": 1 / 5, "val/rho_weight": (2 + 0.5 + 1 + 1 + 0) / 5},
     ),
     ("open_instruct", {**AS_OLD, "weighted_reverse_kl": False}, {"debug/vllm_local_reverse_kl": -2 * LN2 / 5}),
     (
@@ -183,6 +263,36 @@ BY_HAND: list[tuple[str, dict[str, Any], dict[str, float]]] = [
             "sampler_is/weight_mean": (2 + 0.5 + 1 + 1 + 2) / 5,
             "sampler_is/weight_max": 2.0,
             "sampler_is/frac_clipped_at_threshold": 1 / 5,
+            "sampler_trainer/mult_prob_error_mean": (2 + 2 + 1 + 1 + 4) / 5,
+            "sampler_is/seq_kl_mean": (0 - 2 * LN2 / 3) / 2,
+            "sampler_is/seq_geo_ratio_mean": (1 + 4 ** (1 / 3)) / 2,
+            "sampler_is/seq_geo_ratio_max": 4 ** (1 / 3),
+        },
+    ),
+    (
+        "tunix",
+        {"sampler_rs": "geometric", "sampler_rs_max": 1.5, "seq_logprob_error_threshold": 1.9},
+        {
+            "sampler_rs/rejected_fraction": 1 / 2,
+            "sampler_is/weight_mean": (2 + 0.5) / 5,
+            "sampler_trainer/seq_error_masked_frac": 1.0,
+            "sampler_trainer/seq_error_masked_count": 2.0,
+        },
+    ),
+    (
+        "tunix",
+        {"sampler_is": "none", "sampler_rs": "token", "sampler_rs_max": 3},
+        {"sampler_rs/rejected_fraction": 1 / 5, "sampler_is/weight_mean": 4 / 5, "sampler_is/weight_max": 1.0},
+    ),
+    (
+        "areal",
+        {"enable_router_replay": True, "upper": 1.5},
+        {
+            "r3/rollout_train_k3_kl/avg": (1 - LN2 - 0.5 + LN2 + 3 - 2 * LN2) / 5,
+            "r3/rollout_train_logp_sq_diff/avg": LN2**2 * (1 + 1 + 4) / 5,
+            "r3/rollout_train_logp_abs_diff/max": 2 * LN2,
+            "r3/rollout_train_extreme_frac_tau2/avg": 1 / 5,
+            "r3/rollout_train_extreme_frac_tau5/avg": 0.0,
         },
     ),
     (

@@ -89,7 +89,7 @@ def _metric_rows(key: str, besides: str) -> Iterator[str]:
     from onepolicy.metrics import ALIASES, METRICS
 
     m, spelled = METRICS[key], set(key_names())
-    also = [n for n, a in ALIASES.items() if a.metric == key and n != besides and (":" not in n or n in spelled)]
+    others = {n: a for n, a in ALIASES.items() if a.metric == key and n != besides and (":" not in n or n in spelled)}
     for label, said in (
         ("formula", m.formula),
         ("unit", m.unit),
@@ -97,7 +97,8 @@ def _metric_rows(key: str, besides: str) -> Iterator[str]:
         ("level", m.level),
         ("tokens", _USES.get(m.uses, m.uses)),
         ("source", m.source or "its definition"),
-        ("also", ", ".join(also)),
+        ("also", ", ".join(n for n, a in others.items() if a.exact)),
+        ("near", ", ".join(n for n, a in others.items() if not a.exact)),
     ):
         if said:
             yield f"  {label:<8} {said}"
@@ -110,7 +111,8 @@ def _translated(name: str) -> Iterator[str]:
     found = key_of(name)
     assert found is not None
     dialect, key = found
-    yield f"{name} is {key.ours}" if key.ours else f"{name}, a key of {dialect.title}"
+    nearest = f"{name} is {'' if key.same else 'near, but not, '}{key.ours}"
+    yield nearest if key.ours else f"{name}, a key of {dialect.title}"
     yield f"  {dialect.title}: {_sameness(key.same, key.quirks) if key.ours else key.quirks or 'no metric of ours'}"
     yield from (f"  {label:<8} {said}" for label, said in key_rows(dialect, key).items() if said)
     if key.ours:
@@ -122,8 +124,9 @@ def _translated(name: str) -> Iterator[str]:
 def key_rows(dialect: Dialect, key: Key) -> dict[str, str]:
     """What a dialect says of a key, by label; also of the docs."""
     whose = dialect.options["scorer"].default
-    policy = f"the scorer is {whose}" if "scorer" in key.needs else ""
-    needs = [whose if name == "scorer" else name for name in key.needs]
+    columns = key.columns(dialect.resolve())
+    policy = f"the scorer is {whose}" if "scorer" in columns else ""
+    needs = [whose if name == "scorer" else name for name in columns]
     options = "" if key.shown(dialect.resolve()) else f"only with options set, of {', '.join(dialect.options)}"
     return {
         "says": key.says,

@@ -37,6 +37,7 @@ class Accumulator:
         self.dialect = dialect if isinstance(dialect, Dialect) else of(dialect)
         self.options = self.dialect.resolve(options)
         self.keys = [k for k in self.dialect.keys.values() if k.shown(self.options)]
+        self._needs = {k.name: k.columns(self.options) for k in self.keys}
         self._totals: dict[str, dict[str, Total]] = {}
         self._views: dict[str, dict[str, int]] = {}
 
@@ -50,12 +51,12 @@ class Accumulator:
         lacking, once = set[str](), set[str]()
         with np.errstate(all="ignore"):
             for key in self.keys:
-                missing = [name for name in key.needs if not view.has(name)]
+                missing = [name for name in self._needs[key.name] if not view.has(name)]
                 lacking.update(missing)
                 for part in () if missing else key.parts:
                     if part.name not in made:
                         made[part.name] = part.term(view, self.options)
-                    taken = _name(key, part.name)
+                    taken = self._name(key, part.name)
                     if taken not in once:  # however many keys share it
                         once.add(taken)
                         totals.setdefault(taken, Total(part.reduce)).take(made[part.name])
@@ -96,7 +97,7 @@ class Accumulator:
         return {row.key.name: row.whole for row in self.rows()}
 
     def _value(self, key: Key, totals: Mapping[str, Total]) -> float | None:
-        found = [totals.get(_name(key, part.name)) for part in key.parts]
+        found = [totals.get(self._name(key, part.name)) for part in key.parts]
         values = [t.value() if t is not None else None for t in found]
         if any(v is None for v in values):
             return None
@@ -106,12 +107,16 @@ class Accumulator:
     def _why(self, key: Key) -> str:
         views = sum(seen.get("", 0) for seen in self._views.values())
         said: list[str] = []
-        for name in key.needs:
+        for name in self._needs[key.name]:
             n = sum(seen.get(name, 0) for seen in self._views.values())
             if n:
                 column = f"{self.options['scorer']}_logprobs" if name == "scorer" else COLUMNS[name]
                 said.append(f"no {column}" + (f" in {n} of {views} batches" if n < views else ""))
         return ", ".join(said)
+
+    def _name(self, key: Key, part: str) -> str:
+        """A part is kept apart for each set of columns: batches that lack one of them are not in it."""
+        return f"{part} @ {' '.join(self._needs[key.name])}"
 
     # -- JSON ----------------------------------------------------------------------------------------------------------
 
@@ -153,11 +158,6 @@ COLUMNS = {
     "entropy": "old_entropy or current_entropy",
     "advantages": "advantages",
 }
-
-
-def _name(key: Key, part: str) -> str:
-    """A part is kept apart for each set of columns: batches that lack one of them are not in it."""
-    return f"{part} @ {' '.join(key.needs)}"
 
 
 def _add(into: dict[str, Total], totals: Mapping[str, Total]) -> None:

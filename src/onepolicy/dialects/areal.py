@@ -6,6 +6,7 @@ Source: areal/utils/functional/functional.py, areal/trainer/ppo/actor.py. `/avg`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,25 @@ def _dropped(v: View, o: Options) -> Any:
     return ~_inside(v, o) if o["rejection_sampling"] and o["action"] == "mask" else None
 
 
+def _replay(name: str, says: str, term: Term, ours: tuple[str, str, str]) -> Iterator[Key]:
+    """A key that AReaL logs with routes replayed: over all trained tokens, before any rejection."""
+    for key in _tracked(
+        f"r3/rollout_train_{name}",
+        says,
+        term,
+        kept=False,
+        ours=ours,
+        direction="none" if "diff" in name or "frac" in name else "KL(sampler || scorer)",
+        quirks="only in later versions, with routing replay",
+        when=lambda o: o["enable_router_replay"],
+    ):
+        yield replace(key, also=(f"compute_logp/{key.name}",), same=bool(key.ours))
+
+
+def _extreme(tau: float) -> Term:
+    return lambda v, o: (np.abs(v.d) > np.log(tau)).astype(np.float64)
+
+
 _on = lambda o: o["rejection_sampling"]
 
 AREAL = dialect(
@@ -179,6 +199,11 @@ AREAL = dialect(
                 when=_on,
             )
         ),
+        *_replay("k3_kl", "expm1(d) - d", lambda v, o: np.expm1(v.d) - v.d, ("kl_sampler_scorer_k3/mean", "", "")),
+        *_replay("logp_abs_diff", "|d|", lambda v, o: np.abs(v.d), ("abs_log_ratio/mean", "", "abs_log_ratio/max")),
+        *_replay("logp_sq_diff", "d^2", lambda v, o: v.d**2, ("", "", "")),
+        *_replay("extreme_frac_tau2", "1 where |d| > log 2", _extreme(2), ("", "", "")),
+        *_replay("extreme_frac_tau5", "1 where |d| > log 5", _extreme(5), ("", "", "")),
     ],
     options={
         "rejection_sampling": Option(
@@ -190,6 +215,7 @@ AREAL = dialect(
         "agg": Option("mean", "how a sequence's is made of its tokens'", "word", ("sum", "mean", "max")),
         "upper": Option(5.0, "upper bound"),
         "lower": Option(None, "lower bound", none=True),
+        "enable_router_replay": Option(False, "routing replay, with which the r3 keys are logged", "bool"),
     },
     note="Before 1.0 the options were behave_imp_weight_cap and behave_imp_weight_mode. Weights are always in float32.",
 )

@@ -17,7 +17,7 @@ import numpy as np
 from onepolicy.dialects import key_of
 from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.dialects.key import Dialect, Key, Part, Term, dialect
-from onepolicy.dialects.means import WIDTH, N, S, by_sequence, divide, greatest, k3, pearson, sequence_mean
+from onepolicy.dialects.means import WIDTH, N, S, by_sequence, divide, greatest, k3, pearson, sequence_mean, spread
 from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import MASKS, View
 from onepolicy.errors import ContentError, UsageError
@@ -61,6 +61,8 @@ TERMS: dict[str, tuple[str, str, Term]] = {
     "k3_clamped": ("k3 clamped to at most 10", "", lambda v, o: np.minimum(k3(v.d), 10.0)),
     "k3_input_clamped": ("k3 of d clamped to +-20", "", lambda v, o: k3(np.clip(v.d, -20, 20))),
     "k1_weighted_by_p": ("-d weighted by p_sampler", "", lambda v, o: -v.d * v.p),
+    "k1_absolute": ("|d|, k1 without its sign", "", lambda v, o: np.abs(v.d)),
+    "k1_clamped": ("-d, each token's clamped to 0 from below", "", lambda v, o: np.maximum(-v.d, 0)),
     "abs": ("|d|", "abs_log_ratio/mean", lambda v, o: np.abs(v.d)),
     "mult_error": ("e^|d|", "mult_prob_error/mean", lambda v, o: exp(np.abs(v.d))),
     "prob_abs": ("|p_scorer - p_sampler|", "prob_abs_diff/mean", lambda v, o: np.abs(v.q - v.p)),
@@ -80,6 +82,8 @@ AVERAGES = {
     "sequence": "mean over sequences of the sequence's mean",
     "padded": "mean over the padded batch, zeros included",
 }
+#: Of these terms also: sums that are not divided by the tokens.
+SUMMED = ("k1", "k1_opposite", "k2", "k3", "k3_swapped", "abs")
 
 
 def _of_term(name: str, average: str, says: str, term: Term, ours: str) -> Key:
@@ -93,10 +97,57 @@ def _of_term(name: str, average: str, says: str, term: Term, ours: str) -> Key:
     return Key(full, says, (total, S, WIDTH), lambda o, x, s, width: divide(x, s * width))
 
 
+def _sums(name: str, what: str, term: Term) -> Iterator[Key]:
+    total = Part(f"sum {name}", "sum", term)
+    says = f"{what}; mean over sequences of the sequence's sum"
+    yield Key(f"{name}/sequence_sum", says, (total, S), lambda o, x, s: divide(x, s))
+    yield Key(f"{name}/sum", f"{what}; sum over all tokens", (total, N), lambda o, x, n: x if n else None)
+
+
+def _share(o: Any, w: float, ww: float, n: float) -> float | None:
+    """(sum w)^2 / (n sum w^2)."""
+    return w * w / (n * ww) if n and ww else None
+
+
+def _of_weights() -> Iterator[Key]:
+    """Effective sample sizes and spreads of the ratio, and functions of a mean where others have means of it."""
+    sequences: dict[str, tuple[str, Term]] = {
+        "sequence_product": ("sequence products e^D", lambda v, o: exp(v.sums(v.d))),
+        "sequence_geometric": ("sequence means e^(D / T)", lambda v, o: exp(v.means(v.d))),
+    }
+    tokens: dict[str, tuple[str, Term]] = {"token": ("token ratios", lambda v, o: v.r)}
+    tokens |= {f"token_capped_{c:g}": (f"token ratios after truncation at {c:g}", _cap(c)) for c in CAPS}
+    for name, (what, term) in {**tokens, **sequences}.items():
+        parts = (
+            Part(f"sum ess {name}", "sum", term),
+            Part(f"sum2 ess {name}", "sum", lambda v, o, term=term: term(v, o) ** 2),
+            N if name in tokens else S,
+        )
+        ours = {"token": "ess_token/share"}.get(name, "")
+        yield Key(f"ess/{name}", f"(sum w)^2 / (n sum w^2) of {what}", parts, _share, ours=ours)
+        if "capped" not in name:
+            says = f"(sum w)^2 / sum w^2 of {what}, a number of them"
+            yield Key(f"ess_count/{name}", says, parts[:2], lambda o, w, ww: w * w / ww if ww else None)
+    total, n = Part("sum ratio", "sum", TERMS["ratio"][2]), N
+    says = "-log of the mean ratio; over tokens"
+    yield Key("k1_log_of_mean/token", says, (total, n), lambda o, x, n: -math.log(x / n) if n and x > 0 else None)
+    says = "log of the mean ratio, the opposite sign; over tokens"
+    yield Key(
+        "k1_opposite_log_of_mean/token", says, (total, n), lambda o, x, n: math.log(x / n) if n and x > 0 else None
+    )
+    gaps = Part("sum gaps of sequences", "sum", lambda v, o: -v.means(v.d))
+    says = "e to the mean of -D / T over sequences, as verl's docs have it"
+    yield Key("ratio_of_ppl/exp_of_mean", says, (gaps, S), lambda o, x, s: math.exp(min(x / s, 700.0)) if s else None)
+    yield spread("ratio_std/token", "standard deviation of the ratio over tokens, n - 1", TERMS["ratio"][2], about=1.0)
+
+
 def _keys() -> Iterator[Key]:
     for name, (what, ours, term) in TERMS.items():
         for average, how in AVERAGES.items():
             yield _of_term(name, average, f"{what}; {how}", term, ours)
+        if name in SUMMED:
+            yield from _sums(name, what, term)
+    yield from _of_weights()
     whole: dict[str, tuple[str, str, Term]] = {
         "ratio/product": ("e^D, the product of a sequence's ratios", "", lambda v, o: exp(v.sums(v.d))),
         "ratio/geometric": ("e^(D / T)", "geometric_ratio/mean", lambda v, o: exp(v.means(v.d))),

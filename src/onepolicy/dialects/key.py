@@ -29,22 +29,27 @@ class Key:
     """One key of a dashboard, computed its framework's way.
 
     `says`: what it is, one sentence with its formula; d is log p_scorer - log p_sampler, r = e^d. `value(options,
-    *totals)` makes the number of the parts' totals; None where there are no tokens. `needs`: columns of the view;
-    `scorer` is the policy that the option of that name chooses. `ours`: our metric's key, the same number if `same`.
-    `when`: the options under which the framework has the key at all. `also`: further names of it.
+    *totals)` makes the number of the parts' totals; None where there are no tokens. `needs`: columns of the view, or
+    what gives them for the options; `scorer` is the policy that the option of that name chooses. `ours`: our metric's
+    key, the same number if `same`. `when`: the options under which the framework has the key at all. `also`: further
+    names of it.
     """
 
     name: str
     says: str
     parts: tuple[Part, ...]
     value: Callable[..., float | None]
-    needs: tuple[str, ...] = ("scorer",)
+    needs: tuple[str, ...] | Callable[[Options], tuple[str, ...]] = ("scorer",)
     direction: str = ""
     quirks: str = ""
     ours: str = ""
     same: bool = False
     when: Callable[[Options], bool] | None = None
     also: tuple[str, ...] = ()
+
+    def columns(self, options: Options) -> tuple[str, ...]:
+        """The columns of the view that it needs under these options."""
+        return self.needs(options) if callable(self.needs) else self.needs
 
     def shown(self, options: Options) -> bool:
         """Whether the framework logs it under these options."""

@@ -33,13 +33,17 @@ def _zero(w: Any) -> Any:
 
 
 def _kept(v: View, o: Options) -> Any:
-    """`[N]`, or `[S]` for whole sequences: inside the bounds of the truncation type."""
+    """`[N]`, or `[F]` for whole sequences: inside the bounds of the truncation type, which are kept themselves."""
     kind, low, high = _truncation(o)
-    if kind == "seq-mask-tis":
-        mean_d = exp(v.means(_zero(v.d)))[v.filled]
-        return (mean_d >= low) & (mean_d <= high)
-    w = _raw(v, o)
-    return w <= high if kind == "tis" else (w >= low) & (w <= high)
+    x = exp(v.means(_zero(v.d)))[v.filled] if kind == "seq-mask-tis" else _raw(v, o)
+    return (x >= low) & (x <= high)
+
+
+def _counted_kept(v: View, o: Options) -> Any:
+    """As NeMo-RL counts them: sequences for seq-mask-tis, else tokens, also where a sequence has one weight."""
+    keep = _kept(v, o)
+    whole = o["sequence_level_importance_ratios"] and _truncation(o)[0] != "seq-mask-tis"
+    return np.repeat(keep, v.lengths[v.filled]) if whole else keep
 
 
 def _truncation(o: Options) -> tuple[str | None, float, float]:
@@ -55,11 +59,11 @@ def _raw(v: View, o: Options) -> Any:
 
 
 def _weights(v: View, o: Options) -> Any:
-    w, (kind, _, high) = _raw(v, o), _truncation(o)
+    w, (kind, low, high) = _raw(v, o), _truncation(o)
     if kind is None:
         return w
     if kind == "tis":
-        return np.minimum(w, high)
+        return np.clip(w, low, high)
     keep = _kept(v, o)
     return w * (np.repeat(keep, v.lengths[v.filled]) if kind == "seq-mask-tis" else keep)
 
@@ -137,11 +141,13 @@ KEYS = [
         "is_oob_ratio",
         "1 less the share of tokens (seq-mask-tis: of sequences, by the geometric ratio) inside the bounds",
         (
-            Part("sum kept", "sum", lambda v, o: ones(_kept(v, o))),
-            Part("units kept", "sum", lambda v, o: np.array([len(_kept(v, o))])),
+            Part("sum kept", "sum", lambda v, o: ones(_counted_kept(v, o))),
+            Part("units kept", "sum", lambda v, o: np.array([len(_counted_kept(v, o))])),
         ),
         lambda o, x, n: 1 - x / n if n else None,
         direction="scorer over sampler",
+        quirks="of tokens even where a sequence has one weight, so that long ones count more; versions before the "
+        "lower bound of tis count above it only",
         when=lambda o: _truncation(o)[0] is not None,
     ),
     token_mean(
@@ -213,7 +219,7 @@ NEMO_RL = dialect(
     options={
         "reference_policy_kl_type": Option("k3", "the estimator of both KL errors", "word", ("k1", "k2", "k3")),
         "truncated_importance_sampling_ratio": Option(None, "upper bound; none is no truncation", none=True),
-        "truncated_importance_sampling_ratio_min": Option(None, "lower bound", none=True),
+        "truncated_importance_sampling_ratio_min": Option(None, "lower bound; none is 0", none=True),
         "truncated_importance_sampling_type": Option(
             "tis", "what the bounds do", "word", ("tis", "icepop", "seq-mask-tis")
         ),

@@ -45,11 +45,14 @@ def _rho(v: View, o: Options) -> Any:
 
 
 def _dropped(v: View, o: Options, high: bool) -> Any:
-    bound = o["rho_mask_upper_bound" if high else "rho_mask_lower_bound"]
+    """`[N]`: outside the mask's bound on that side; with the divergence only tokens that the update pushes out."""
+    bound, away = o["rho_mask_upper_bound" if high else "rho_mask_lower_bound"], True
     if not bound:
         return np.zeros(len(v.sampler), dtype=bool)
-    rho = _rho(v, o)
-    return rho > bound if high else rho < bound
+    x = _rho(v, o)
+    if o["rho_mask_tv_divergence"]:
+        x, away = v.spread(v.means(np.abs(exp(_d(v)) - 1))), np.sign(_d(v)) * v.advantages > 0
+    return (x > bound if high else x < bound) & away
 
 
 def _clamped(v: View, o: Options) -> Any:
@@ -62,7 +65,11 @@ def _weight(v: View, o: Options) -> Any:
     return np.where(_dropped(v, o, True) | _dropped(v, o, False), w.dtype.type(0), w)
 
 
-_RHO: dict[str, Any] = {"needs": ("old",), "direction": "old over sampler", "when": lambda o: o["use_rho_correction"]}
+_RHO: dict[str, Any] = {
+    "needs": lambda o: ("old", "advantages") if o["rho_mask_tv_divergence"] else ("old",),
+    "direction": "old over sampler",
+    "when": lambda o: o["use_rho_correction"],
+}
 
 OPEN_INSTRUCT = dialect(
     "open_instruct",
@@ -153,6 +160,10 @@ OPEN_INSTRUCT = dialect(
         "rho_mask_lower_bound": Option(0.0, "below it tokens are dropped; 0 is off"),
         "rho_mask_upper_bound": Option(0.0, "above it tokens are dropped; 0 is off"),
         "rho_mask_sequence_level": Option(False, "the geometric ratio of the sequence in place of the token's", "bool"),
+        "rho_mask_tv_divergence": Option(
+            False, "the mask asks for the sequence's mean |rho - 1|, and drops only tokens with A d > 0 (VACO)", "bool"
+        ),
     },
-    note="rho_mask_tv_divergence is not computed here.",
+    note="Later versions mask by rho_mask_metric (ratio, or tv and kl of probabilities), do not clamp d, and count "
+    "what is not finite as 0: not computed here.",
 )

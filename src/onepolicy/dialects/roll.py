@@ -1,7 +1,7 @@
-"""ROLL: ratios and probability differences at four levels, and the pass rates of its filters.
+"""ROLL: ratios and probability differences at four levels, a KL, and the pass rates of its filters.
 
-Source: roll/utils/train_infer_corrections.py. Levels: token; geometric (mean of d); sequence (sum of d); segment (mean
-over an unbroken run of trained tokens).
+Source: roll/utils/train_infer_corrections.py, functionals.py. Levels: token; geometric (mean of d); sequence (sum of
+d); segment (mean over an unbroken run of trained tokens).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.dialects.key import Key, Option, Options, dialect
-from onepolicy.dialects.means import FILLED, mean, ones, token_mean
+from onepolicy.dialects.means import FILLED, clamped, greatest, k3, least, mean, ones, token_mean
 from onepolicy.dialects.rounding import exp
 from onepolicy.dialects.view import View
 
@@ -22,6 +22,12 @@ _SPREAD = {
     "sequence": lambda v, x: v.spread(v.sums(x)),
     "segment": lambda v, x: v.run_means(x),
 }
+
+
+_PASS = (
+    "a PASS rate: 1 is healthy; other frameworks log what is dropped; later versions add the padding's passes "
+    "to the sum, so theirs may exceed 1"
+)
 
 
 def _ratio(v: View, level: str) -> Any:
@@ -37,6 +43,11 @@ def _diff(v: View, level: str) -> Any:
 def _passes(v: View, o: Options, what: str, level: str) -> Any:
     x = _ratio(v, level) if what == "ratio" else _diff(v, level)
     return (x >= o[f"{what}_low"]) & (x <= o[f"{what}_high"])
+
+
+def _kl(v: View, o: Options) -> Any:
+    """`[F]` sequence means of e^-d - 1 + d, clamped twice."""
+    return v.means(clamped(k3(clamped(-v.d, 20.0)), 10.0))[v.filled]
 
 
 def _final(v: View, o: Options) -> Any:
@@ -84,7 +95,7 @@ def _rates(level: str) -> list[Key]:
             f"share of tokens whose {what}, {level} level, is inside the bounds",
             lambda v, o, what=what: ones(_passes(v, o, what, level)),
             direction="scorer over sampler",
-            quirks="a PASS rate: 1 is healthy; other frameworks log what is dropped",
+            quirks=_PASS,
             when=lambda o, what=what: o["agg_type"] == level and o[f"{what}_enabled"],
             also=(f"actor/train_infer_{level}_{what}_mask_mean@sum",),
         )
@@ -100,6 +111,37 @@ ROLL = dialect(
     checked="numbers worked by hand after its published formulas",
     keys=[
         *(key for level in LEVELS for key in _values(level)),
+        mean(
+            "actor/train_infer_kl",
+            "k3 the other way round: mean of e^-d - 1 + d",
+            _kl,
+            FILLED,
+            direction="called the KL; KL(scorer || sampler), which the sampler's tokens do not estimate",
+            quirks="mean over sequences of the sequence mean; without a weight one token can make all of it; d clamped "
+            "to +-20, then each token's value to +-10; only in later versions",
+            ours="kl_scorer_sampler_weighted/mean",
+            also=("actor/train_infer_kl@sum",),
+        ),
+        greatest(
+            "actor/train_infer_ratio_token_max",
+            "the greatest r",
+            lambda v, o: _ratio(v, "token"),
+            direction="scorer over sampler",
+            quirks="raw; only in later versions",
+            ours="ratio/max",
+            same=True,
+            also=("actor/train_infer_ratio_token_max@max",),
+        ),
+        least(
+            "actor/train_infer_ratio_token_min",
+            "the least r",
+            lambda v, o: _ratio(v, "token"),
+            direction="scorer over sampler",
+            quirks="raw; only in later versions",
+            ours="ratio/min",
+            same=True,
+            also=("actor/train_infer_ratio_token_min@min",),
+        ),
         *(key for level in LEVELS for key in _rates(level)),
         token_mean(
             "actor/train_infer_final_mask_mean",

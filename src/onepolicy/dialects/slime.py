@@ -8,6 +8,7 @@ sequences of the sequence's token mean (0 without tokens), or with per-token los
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,14 @@ def _opsm(v: View, o: Options) -> Any:
     return ones((v.advantages < 0) & (v.spread(v.means(-v.update)) > o["opsm_delta"]))
 
 
-def _mis_log_ratio(v: View, o: Options) -> Any:
-    """`[N]` at the level of the weights."""
-    if o["tis_level"] == "token":
-        return v.d
-    return v.spread(v.sums(v.d) if o["tis_level"] == "sequence" else v.means(v.d))
+def _mis_ratio(v: View, level: str) -> Any:
+    """`[N]` the ratio at a level, held in e^+-20."""
+    d = v.d if level == "token" else v.spread(v.sums(v.d) if level == "sequence" else v.means(v.d))
+    return exp(clamped(d, BOUND))
 
 
 def _mis_raw(v: View, o: Options) -> Any:
-    return exp(clamped(_mis_log_ratio(v, o), BOUND))
+    return _mis_ratio(v, o["tis_level"])
 
 
 def _mis_bounds(o: Options) -> tuple[float, float]:
@@ -77,6 +77,40 @@ def _mis_weight(v: View, o: Options) -> Any:
 
 def _mis_outside(high: bool) -> Term:
     return lambda v, o: ones(_mis_raw(v, o) > _mis_bounds(o)[1] if high else _mis_raw(v, o) < _mis_bounds(o)[0])
+
+
+def _rs_outside(high: bool) -> Term:
+    def term(v: View, o: Options) -> Any:
+        low, most = _mis_bounds(o)
+        low = low if o["rs_lower_bound"] is None else o["rs_lower_bound"]
+        most = most if o["rs_upper_bound"] is None else o["rs_upper_bound"]
+        r = _mis_ratio(v, o["rs_level"])
+        return ones(r > most if high else r < low)
+
+    return term
+
+
+def _norm(v: View, o: Options) -> Any:
+    """What the batch's weights are divided by the mean of: `[N]`, or `[S]` at sequence level."""
+    w = _mis_weight(v, o)
+    return w if o["tis_level"] == "token" else v.means(w)
+
+
+def _normalises(o: Options) -> bool:
+    """The helper refuses to at geometric level."""
+    return bool(o["tis_batch_normalize"]) and o["tis_level"] != "geometric"
+
+
+_NORM = (
+    Part("sum of the norm", "sum", _norm),
+    Part("units of the norm", "sum", lambda v, o: np.array([len(_norm(v, o))])),
+)
+
+
+def _factor(o: Options, x: float, n: float) -> float:
+    """The batch's mean weight; 1 where the helper leaves the weights alone."""
+    mean = x / n if n else 0.0
+    return mean if _normalises(o) and mean > 1e-8 else 1.0
 
 
 def _mode(mode: str) -> Callable[[Options], bool]:
@@ -107,7 +141,8 @@ def _final(how: str) -> Term:
     return term
 
 
-_MIS: dict[str, Any] = {"when": _on("mismatch_metrics")}
+_on_mis = _on("mismatch_metrics")
+_MIS: dict[str, Any] = {"when": _on_mis}
 _SAMPLER_SCORER = "KL(sampler || scorer)"
 
 
@@ -247,8 +282,8 @@ def _mis_gap_keys() -> list[Key]:
 
 
 def _mis_weight_keys() -> list[Key]:
-    """Of the correction: weights and what it drops."""
-    return [
+    """Of the correction: weights and what it drops; not there with --get-mismatch-metrics alone."""
+    keys = [
         _mis(
             "tis_weight_before_bound", "the weight at tis_level before its bounds", _mis_raw, quirks="clamped to e^+-20"
         ),
@@ -281,10 +316,42 @@ def _mis_weight_keys() -> list[Key]:
             )
         ),
         *(
-            _mis(f"is_ratio_{how}_final", f"the {how} of a sequence's weights after their bounds", _final(how))
+            _mis(
+                f"rs_mask_fraction_{word}",
+                f"1 where the ratio at rs_level is {side}",
+                _rs_outside(high),
+                when=lambda o: o["mismatch_metrics"] and o["use_rs"],
+            )
+            for word, high, side in (("low", False, "below the lower bound"), ("high", True, "above the upper bound"))
+        ),
+        _mis("is_ratio_mean_after_tis_rs", "the weight after its bounds, before it is normalised", _mis_weight),
+        _normalised("batch_norm_factor", "the batch's mean weight, over tokens or over sequences", None),
+        *(
+            _normalised(
+                f"is_ratio_{how}_final",
+                f"the {how} of a sequence's weights after their bounds, and after tis_batch_normalize",
+                _final(how),
+            )
             for how in ("mean", "min", "max")
         ),
     ]
+    return [replace(k, when=lambda o, when=k.when: when is not None and when(o) and o["use_tis"]) for k in keys]
+
+
+def _normalised(name: str, says: str, term: Term | None) -> Key:
+    """A key of weights that were divided by the batch's mean weight, or that mean itself."""
+    of = reduced(f"train/mis_{name}", says, term or _mis_weight)
+    batches = "each micro-batch has its own mean weight: here all is one batch"
+    quirks = f"{of.quirks}; {batches}"
+    if term is None:
+        return replace(of, parts=_NORM, value=_factor, quirks=batches, when=lambda o: _on_mis(o) and _normalises(o))
+    return replace(
+        of,
+        parts=(*of.parts, *_NORM),
+        value=lambda o, x, n, w, units: x / n / _factor(o, w, units) if n else None,
+        quirks=quirks,
+        when=_on_mis,
+    )
 
 
 OPTIONS: dict[str, Option] = {
@@ -299,6 +366,11 @@ OPTIONS: dict[str, Option] = {
     "tis_level": Option("token", "the helper's level", "word", ("token", "sequence", "geometric")),
     "tis_upper_bound": Option(2.0, "the helper's upper bound"),
     "tis_lower_bound": Option(None, "the helper's lower bound; none is 1 over the upper one", none=True),
+    "tis_batch_normalize": Option(False, "the helper divides its weights by their mean", "bool"),
+    "use_rs": Option(False, "the helper also rejects by a ratio", "bool"),
+    "rs_level": Option("token", "the level of that ratio", "word", ("token", "sequence", "geometric")),
+    "rs_upper_bound": Option(None, "its upper bound; none is tis_upper_bound", none=True),
+    "rs_lower_bound": Option(None, "its lower bound; none is the one of the weights", none=True),
     "rs_veto_threshold": Option(None, "ratio below which a token drops its sequence", none=True),
 }
 

@@ -21,6 +21,7 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 1]])
 A = np.array([1.0, -1.0])
 F, T = False, True
 ALL = [[T, T, T, T], [T, T, F, T]]
+NORM = 7.75 / 7
 
 BY_HAND: list[tuple[str, dict[str, Any], list[list[float]], list[list[bool]]]] = [
     ("nemo_rl:tis", {}, [[2, 0.5, 1, 0.5], [1.25, 1.25, 0, 1.25]], ALL),
@@ -71,6 +72,21 @@ BY_HAND: list[tuple[str, dict[str, Any], list[list[float]], list[list[bool]]]] =
     ),
     # the veto drops reply 1 for its one token with ratio 1/2, weights of reply 2 stay
     ("slime:mis", {"rs_veto_threshold": 0.6}, [[0] * 4, [1.25, 1.25, 0, 1.25]], [[F] * 4, [T, T, F, T]]),
+    # truncated weights 2, .5, 1, .5 and three of 1.25: their mean over tokens is 7.75 / 7
+    (
+        "slime:mis",
+        {"tis_batch_normalize": True, "use_rs": True, "rs_lower_bound": 0.75, "rs_upper_bound": 4.0},
+        [[2 / NORM, 0, 1 / NORM, 0], [1.25 / NORM, 1.25 / NORM, 0, 1.25 / NORM]],
+        [[T, F, T, F], [T, T, F, T]],
+    ),
+    # products 1 and 1.953125 weigh; geometric means 1 and 1.25 decide
+    (
+        "slime:mis",
+        {"tis_level": "sequence", "use_rs": True, "rs_level": "geometric", "rs_upper_bound": 1.2},
+        [[1] * 4, [0] * 4],
+        [[T] * 4, [F] * 4],
+    ),
+    ("prime_rl:icepop", {"ratio_low": 0.6}, [[4, 0, 1, 0], [1.25, 1.25, 0, 1.25]], [[T, F, T, F], [T, T, F, T]]),
     # A < 0 on reply 2 only, whose mean of old - current is -log 1.25 < 0: kept
     ("slime:opsm", {}, [[1] * 4, [1, 1, 0, 1]], ALL),
     # q - p: .3, -.4, 0, -.1 with A > 0: the first is up by more than .2; .1, .05, -, .2 with A < 0: none is down

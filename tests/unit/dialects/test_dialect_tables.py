@@ -99,7 +99,7 @@ def test_parts_that_share_a_name_are_one() -> None:
         view = View.of(uneven()).prepared("old", single=False)
         options = dialect.resolve(SHOWN.get(dialect.name, {}))
         for key in dialect.keys.values():
-            if not key.shown(options) or any(not view.has(n) for n in key.needs):
+            if not key.shown(options) or any(not view.has(n) for n in key.columns(options)):
                 continue
             for part in key.parts:
                 with np.errstate(over="ignore"):
