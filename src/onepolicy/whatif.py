@@ -205,23 +205,27 @@ def rows(found: WhatIf, batch_tokens: int, sizes: Histogram | None = None) -> li
     (mean |w - r|)^2 + mean w^2 / batch_tokens: what the weights leave of the bias, and what they add of noise. A
     correction that empties more than one group in twenty, or drops half of the tokens, comes after all others."""
     made = [_row(found, bit, name, batch_tokens) for bit, name in enumerate(REPLAYS) if name not in found.why_not]
-    ranked = sorted(
-        (r for r in made if r is not None), key=lambda r: (r.groups_emptied > 0.05 or r.kept < 0.5, r.error)
-    )
-    return ranked if sizes is None else [*ranked, m2po_row(sizes)]
+    if sizes:
+        made.append(m2po_row(sizes, batch_tokens, not found.why_not))
+    return sorted((r for r in made if r is not None), key=lambda r: (r.groups_emptied > 0.05 or r.kept < 0.5, r.error))
 
 
-def m2po_row(sizes: Histogram) -> Row:
+def m2po_row(sizes: Histogram, batch_tokens: int = 1, signed: bool = False) -> Row:
     """M2PO drops the largest d^2 of a batch until their mean is at most `M2PO`: here the dump is the batch, and d
-    stands for its bin of the histogram of log-ratios (within 0.4%). Its other columns ask for the tokens themselves."""
+    stands for its bin of the histogram of log-ratios (within 0.4%), so weights, ratios and their distance are sums over
+    bins. Who is dropped, by length, reward and group, asks for the tokens themselves; so does the peak with advantages
+    (`signed`)."""
     codes, counts = sizes.table()
-    squares, n = bin_values(codes) ** 2, counts.sum(axis=0)
-    order = np.argsort(squares)
-    mean = np.cumsum(squares[order] * n[order]) / np.maximum(np.cumsum(n[order]), 1)
-    kept = float(n[order][mean <= M2PO].sum() / max(1, n.sum()))
-    none = math.nan
+    d, n = bin_values(codes), counts.sum(axis=0)
+    order = np.argsort(d**2)
+    d, n, total = d[order], n[order], max(1, int(n.sum()))
+    keep = np.cumsum(d**2 * n) / np.maximum(np.cumsum(n), 1) <= M2PO
+    kept, none = float(n[keep].sum()) / total, math.nan
+    bias = float((np.abs(keep - np.exp(np.minimum(d, 80.0))) * n).sum()) / total
+    peak = 1 / (kept * total) if kept and not signed else none
+    error = bias**2 + kept / max(1, batch_tokens)
     call = f"m2po(at_most={M2PO})"
-    return Row("m2po", call, kept, None, None, None, None, none, none, none, none, none, none, none)
+    return Row("m2po", call, kept, None, None, None, None, kept, 1 - kept, peak, none, none, bias, error)
 
 
 def _row(found: WhatIf, bit: int, name: str, batch_tokens: int) -> Row | None:
@@ -292,7 +296,7 @@ def listing(found: WhatIf, batch_tokens: int, sizes: Histogram, open_finding: st
     if open_finding is not None:
         note = f"none is recommended while {open_finding} is open; {note}"
     elif ranked:
-        first = ranked[0].name
+        first = next(r.name for r in ranked if not math.isnan(r.groups_emptied))  # m2po is not known by group
         note = ("none is needed" if first == "none" else f"recommended: {first}") + f"; {note}"
     told = [i for i in range(len(head)) if any(cells[i] != "–" for cells in body)]  # without rewards: no such columns
     shown = tuple(tuple(cells[i] for i in told) for cells in body)

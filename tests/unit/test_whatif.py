@@ -120,7 +120,14 @@ def test_m2po_drops_the_largest_squares_until_their_mean_is_small():
     pairs = align(r, "sampler", "old")
     sizes = reduce(pairs, METRICS.values(), "drawn").histograms["log_ratio"]
     # 90 * 0.01 + k * 1 <= 0.04 * (90 + k): k = 2.8, but a bin of equal sizes is kept or dropped whole
-    assert whatif.m2po_row(sizes).kept == pytest.approx(0.9)
+    row = whatif.m2po_row(sizes, batch_tokens=50)
+    assert row.kept == pytest.approx(0.9)
+    # weights of 1 on 90 tokens and 0 on 10: their effective share, the mass moved, the largest share
+    assert (row.ess, row.moved, row.largest) == pytest.approx((0.9, 0.1, 1 / 90))
+    # mean |w - r|: 90 tokens at e^0.1 - 1, 10 at e; a bin stands for its values within 0.4%
+    bias = 0.9 * (np.exp(0.1) - 1) + 0.1 * np.e
+    assert row.bias == pytest.approx(bias, rel=0.004)
+    assert row.error == pytest.approx(row.bias**2 + 0.9 / 50)
 
 
 def test_the_least_error_comes_first_and_what_empties_the_batch_last():
