@@ -63,6 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dump = made(Path(folder) / "dump", TOKENS, FILES)
         _speed(dump, Path(folder))
+        _small(Path(folder) / "small")
         _memory(Path(folder))
         _quantiles(dump)
         _rival(Path(folder))
@@ -145,6 +146,29 @@ def _speed(dump: Path, folder: Path) -> None:
     convert([files[0]], lines)
     jsonl = _timed(lambda: audit([lines], Choices(workers=1)))
     print(f"  {'whole audit, JSON lines, one worker':38s} {tokens[files[0]] / jsonl / 1e6:6.2f} M tokens/s")
+
+
+def _small(folder: Path) -> None:
+    """400 JSON lines files of eight replies of 20 to 120 tokens, against the same records in one file."""
+    from onepolicy.audit import Choices, audit
+
+    rng = np.random.default_rng(0)
+    lines: list[str] = []
+    for i in range(3200):
+        n = int(rng.integers(20, 120))
+        a = -rng.exponential(0.5, n)
+        b = a + rng.normal(0, 0.03, n) * (1 - np.exp(a))
+        ids = rng.integers(0, 32000, n + 1).tolist()
+        line = {"token_ids": ids, "prompt_length": 1, "group_id": str(i // 8)}
+        lines.append(json.dumps({**line, "sampler_logprobs": [None, *a.tolist()], "old_logprobs": [None, *b.tolist()]}))
+    many, one = folder / "many", folder / "one"
+    for place in (many, one):
+        place.mkdir(parents=True)
+    for k in range(400):
+        (many / f"{k:04d}.jsonl").write_text("\n".join(lines[8 * k : 8 * k + 8]) + "\n")
+    (one / "all.jsonl").write_text("\n".join(lines) + "\n")
+    took, alone = (_timed(audit, [place], Choices(workers=1)) for place in (many, one))
+    print(f"  400 files of eight short replies, one worker: {took:.1f} s, the same records in one file {alone:.1f} s")
 
 
 def read_columns(path: str) -> int:

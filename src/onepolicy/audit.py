@@ -11,7 +11,7 @@ from typing import Any
 
 from onepolicy import pool
 from onepolicy.audited import Dump, report_of
-from onepolicy.auditing import Unreadable, Work, audit_shard, batches
+from onepolicy.auditing import Unreadable, Work, batches
 from onepolicy.codes import finding
 from onepolicy.convert import Converted, convert
 from onepolicy.dialects.accumulate import Accumulator
@@ -19,10 +19,12 @@ from onepolicy.errors import ContentError, MergeError, UsageError
 from onepolicy.formats.base import Shard
 from onepolicy.formats.detect import Detected, detect, is_damaged
 from onepolicy.formats.files import Files
+from onepolicy.formats.settle import ids_known
 from onepolicy.on_ray import address_of, over_ray
 from onepolicy.same_tokens import check_rollouts
 from onepolicy.signatures.reported import Reported
 from onepolicy.survey import Survey
+from onepolicy.together import Answer, Piece, audit_piece, pieces
 from onepolicy.tokens.base import Tokenizer
 from onepolicy.tokens.kinds import kind_table
 from onepolicy.tokens.open import open_tokenizer
@@ -32,6 +34,8 @@ from onepolicy.views import VIEWS
 
 #: The side that is held against the sampler, the first of these that the dump has.
 SCORERS = ("old", "scorer", "current")
+#: What an engine said of tokens that it was given: seldom of those that were drawn, so compared where it is asked for.
+GIVEN = "prompt"
 #: Batches of a shard that are looked at to learn which sides the dump has.
 _PEEK = 2
 #: Answers that are merged among themselves first.
@@ -168,7 +172,10 @@ def _token_records(shards: Sequence[Shard]) -> Iterator[Any]:
     for shard in shards:
         try:
             for read in batches(shard):
-                for chunk in RecordStream(read.rollouts) if read.rollouts is not None else ():
+                rollouts = read.rollouts
+                if rollouts is None or not (known := ids_known(rollouts)).any():
+                    continue
+                for chunk in RecordStream(rollouts if known.all() else rollouts.take(known)):
                     yield from chunk
         except ContentError:
             continue  # told already
@@ -208,25 +215,27 @@ def _merged(
     shards: Sequence[Shard], work: Work, choices: Choices, progress: Told | None
 ) -> tuple[Survey, list[Unreadable]]:
     out, some, unreadable = Survey(work.names), Survey(work.names), list[Unreadable]()
-    for n, answer in enumerate(_in_order(_answers(shards, work, choices)), start=1):
-        if isinstance(answer, Unreadable):
-            unreadable.append(answer)
-        else:
-            some.add(answer)
-        if n % TOGETHER == 0:  # a merge costs what both sides hold: thousands of small files are not added to all
+    todo = pieces(shards, choices.workers or pool.cores())
+    done = 0
+    for n, answer in enumerate(_in_order(_answers(todo, work, choices)), start=1):
+        unreadable += answer.unreadable
+        for survey in answer.surveys:
+            some.add(survey)
+        if n % TOGETHER == 0:  # a merge costs what both sides hold: thousands of files are not added to all
             out.add(some)
             some = Survey(work.names)
+        done += len(todo[n - 1].shards)
         if progress is not None:
-            progress(n, len(shards))
+            progress(done, len(shards))
     out.add(some)
     return out, unreadable
 
 
-def _answers(shards: Sequence[Shard], work: Work, choices: Choices) -> Iterator[tuple[int, Survey | Unreadable]]:
-    items = [(shard, work, i) for i, shard in enumerate(shards)]
+def _answers(todo: Sequence[Piece], work: Work, choices: Choices) -> Iterator[tuple[int, Answer]]:
+    items = [(piece, work) for piece in todo]
     if choices.on != "local":
-        return over_ray(audit_shard, items, choices.on)
-    return pool.over(audit_shard, items, choices.workers or min(pool.cores(), len(items)))
+        return over_ray(audit_piece, items, choices.on)
+    return pool.over(audit_piece, items, choices.workers or min(pool.cores(), len(items)))
 
 
 def _in_order(answers: Iterator[tuple[int, Any]]) -> Iterator[Any]:
@@ -270,7 +279,7 @@ def _picked(
     a = wanted[0] or ("sampler" if have.get("sampler") else None)
     most = max((n for s, n in have.items() if s in SCORERS and s != a), default=0)
     b = wanted[1] or next((s for s in SCORERS if s != a and have.get(s) and 2 * have[s] >= most), None)
-    b = b or next((s for s in sorted(have) if have[s] and s not in (a, "reference")), None)
+    b = b or next((s for s in sorted(have) if have[s] and s not in (a, "reference", GIVEN)), None)
     return otherwise if None in (a, b) and None not in otherwise else (a, b)
 
 

@@ -57,7 +57,8 @@ def report_of(survey: Survey, dump: Dump, bounds: str | None = None, reply_lengt
         return _without_numbers(survey, dump, seen)
     evidence = evidence_of(survey, [f.code for f in seen])
     assert survey.sums is not None
-    seen += [*_about_copies(evidence), *_about_missing(evidence, survey.labels), *_about_meaning(survey)]
+    seen += [*_about_copies(evidence, survey.record_names), *_about_missing(evidence, survey.labels)]
+    seen += _about_meaning(survey)
     preset, note = _preset(survey, bounds)
     seen += note
     report = judged(
@@ -176,14 +177,15 @@ def _about_meaning(survey: Survey) -> list[Finding]:
     return out
 
 
-def _about_copies(evidence: Evidence) -> list[Finding]:
+def _about_copies(evidence: Evidence, names: Mapping[int, str]) -> list[Finding]:
     """Sequences that are in the dump twice, of one step: a later step may well train on a reply again."""
     found = evidence.rows[evidence.rows["n"] > 0]
     with np.errstate(over="ignore"):
         step = found["step"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     named = bool((found["id"] != found["content"]).any())
     content, record = found["content"] ^ step, found["id"] ^ step
-    return duplicate_findings(content, record, surprisal=found["surprisal"], named=named)
+    told = [f"record {names[i]}" if i in names else "" for i in found["id"].tolist()]
+    return duplicate_findings(content, record, told, surprisal=found["surprisal"], named=named)
 
 
 def _about_missing(evidence: Evidence, labels: Mapping[int, str]) -> list[Finding]:
@@ -227,7 +229,7 @@ def _worst_tokens(survey: Survey, dump: Dump, limit: int = 5) -> list[dict[str, 
     places = [] if survey.sums is None else survey.sums.worst.get("tokens", [])
     out: list[dict[str, Any]] = []
     for place in places[:limit]:
-        ids, k = survey.around.get(f"{place.record} {place.position}", ([place.token], 0))
+        ids, k = survey.around.get(place, ([place.token], 0))
         texts: list[str] = [f"[{i}]" for i in ids] if dump.decode is None else dump.decode(ids)
         out.append({
             "record": place.record, "position": place.position, "before": "".join(texts[:k]), "token": texts[k],
@@ -356,7 +358,7 @@ def _sequences(evidence: Evidence, survey: Survey, dump: Dump) -> list[Listing]:
     if not places:
         return []
     gap = lambda p: float(p.b) - float(p.a)
-    begins = lambda p: _text(survey.around.get(f"{p.record} begins", ([], 0))[0], dump)
+    begins = lambda p: _text(survey.around.get(p, ([], 0))[0], dump)
     body = tuple((p.record, f"{p.position:,}", _short(gap(p)), _short(gap(p) / p.position), begins(p)) for p in places)
     return [Listing("Worst sequences", ("record", "tokens:", "sum of d:", "mean d:", "the reply begins"), body)]
 

@@ -106,7 +106,7 @@ def audit_shard(shard: Shard, work: Work, number: int = 0) -> Survey | Unreadabl
 
     A file that ends in the middle keeps what came before and is counted.
     """
-    out = _by_columns(shard, work) or _by_records(shard, work)
+    out = _by_columns(shard, work, number) or _by_records(shard, work, number)
     if isinstance(out, Unreadable):
         return out
     out.dump.count("files", len(shard.paths) if not shard.start else 0)
@@ -116,7 +116,7 @@ def audit_shard(shard: Shard, work: Work, number: int = 0) -> Survey | Unreadabl
     return out
 
 
-def _by_columns(shard: Shard, work: Work) -> Survey | None:
+def _by_columns(shard: Shard, work: Work, number: int) -> Survey | None:
     """None where that way is not open, or a record breaks the contract: then every record is looked at by itself."""
     out = Survey(work.names)
     try:
@@ -124,17 +124,17 @@ def _by_columns(shard: Shard, work: Work) -> Survey | None:
         if reads is None:
             return None
         for read in reads:
-            out.add(_surveyed(read, work))
+            out.add(survey_read(read, work, order_of(read, number, out.dump.counts.get("records", 0))))
     except ContentError:
         return None
     return out
 
 
-def _by_records(shard: Shard, work: Work) -> Survey | Unreadable:
+def _by_records(shard: Shard, work: Work, number: int) -> Survey | Unreadable:
     out = Survey(work.names)
     try:
         for read in batches(shard):
-            out.add(_surveyed(read, work))
+            out.add(survey_read(read, work, order_of(read, number, out.dump.counts.get("records", 0))))
     except ContentError as err:
         if not out.dump.counts.get("records"):
             return Unreadable(shard.paths, str(err))
@@ -143,54 +143,68 @@ def _by_records(shard: Shard, work: Work) -> Survey | Unreadable:
     return out
 
 
+def order_of(read: Read, number: int, before: int = 0) -> IntArray:
+    """`[S]` where each record stands in the dump: by the shard's `number`, and in it after `before` others."""
+    return (number << 32) + before + np.arange(len(read.places))
+
+
 def _spots(shard: Shard, why: str) -> Any:
     from onepolicy.counted import Spot
 
     return [Spot(os.path.basename(shard.paths[0]), -1, why, shard.paths[0])]
 
 
-def _surveyed(read: Read, work: Work) -> Survey:
-    out = Survey(work.names)
+def survey_read(read: Read, work: Work, order: IntArray) -> Survey:
+    """`order`: `[S]` where each record stands in the dump (`order_of`)."""
+    out, files = Survey(work.names), list[IntArray]()
     settled = read.settled  # what it counts is of the whole batch: told once
-    for rollouts, places in _by_speakers(read):
-        if rollouts is not None and work.unit == "sequence":
-            kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
-            rollouts = replace(rollouts, records=kept)
+    for rollouts, places, rows in by_speakers(read):
         part = survey_of(
-            rollouts, work.names, settled=settled, places=places, view=work.view,
-            replays=work.replays, dialect=work.dialect, profiles=_profiles(work),
+            None if rollouts is None else as_asked(rollouts, work), work.names, settled=settled, places=places,
+            view=work.view, replays=work.replays, dialect=work.dialect, profiles=_profiles(work), order=order[rows],
         )  # fmt: skip
+        files += [order[rows] >> 32 for _ in part.rows]
         out.add(part)
         settled = None
+    if len(files) > 1:  # of several files: each one's rows together, as they would be alone
+        out.rows = [np.concatenate(out.rows)[np.argsort(np.concatenate(files), kind="stable")]]
     if read.texts:
         out.dump.count("records", len(read.texts))
         out.dump.count("records of text only", len(read.texts))
     return out
 
 
-def _by_speakers(read: Read) -> list[tuple[Rollouts | None, tuple[str, ...]]]:
+def as_asked(rollouts: Rollouts, work: Work) -> Rollouts:
+    """Without what records are clustered by, where every sequence is to be a cluster."""
+    if work.unit != "sequence":
+        return rollouts
+    kept = {k: v for k, v in rollouts.records.items() if k not in ("group_id", "trajectory_id")}
+    return replace(rollouts, records=kept)
+
+
+def by_speakers(read: Read) -> list[tuple[Rollouts | None, tuple[str, ...], IntArray]]:
     """The batch, apart by which scorings say anything of a record, without the silent ones: whether a column of nulls
-    is there or not may hang on which other records stand in the batch, and no number may."""
+    is there or not may hang on which other records stand in the batch, and no number may. With each part's rows."""
     rollouts = read.rollouts
     if rollouts is None:
-        return [(None, read.places)]
+        return [(None, read.places, np.zeros(0, np.int64))]
     speaks = {
         name: selected_segments(rollouts.offsets, scoring.logprobs.mask())[1] > 0
         for name, scoring in rollouts.scorings.items()
         if scoring.logprobs.valid is not None
     }
     if all(mask.all() for mask in speaks.values()):
-        return [(rollouts, read.places)]
+        return [(rollouts, read.places, np.arange(len(rollouts)))]
     code = sum(
         (mask.astype(np.int64) << i for i, mask in enumerate(speaks.values())), np.zeros(len(rollouts), np.int64)
     )
-    out: list[tuple[Rollouts | None, tuple[str, ...]]] = []
+    out: list[tuple[Rollouts | None, tuple[str, ...], IntArray]] = []
     for one in np.unique(code).tolist():
         rows = np.flatnonzero(code == one)
         part = rollouts.take(rows)
         silent = {name for i, name in enumerate(speaks) if not one >> i & 1}
         said = {name: scoring for name, scoring in part.scorings.items() if name not in silent}
-        out.append((replace(part, scorings=said), tuple(read.places[i] for i in rows.tolist())))
+        out.append((replace(part, scorings=said), tuple(read.places[i] for i in rows.tolist()), rows))
     return out
 
 

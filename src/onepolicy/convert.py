@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onepolicy import storage
 from onepolicy.auditing import batches, whole_columns
 from onepolicy.errors import ContentError, UsageError
 from onepolicy.formats.base import Shard
 from onepolicy.formats.detect import detect
 from onepolicy.formats.files import Files
+from onepolicy.formats.settle import ids_known
 from onepolicy.rollouts import Rollouts
 
 Told = Callable[[int, int], None]
@@ -140,6 +143,12 @@ def _take(out: Converted, read: Any, parts: list[Path], folder: Path) -> None:
         out.leave(f"{f.place}: {what}")
     rollouts: Rollouts | None = read.rollouts
     if rollouts is None:
+        return
+    known = ids_known(rollouts)
+    for i in np.flatnonzero(~known).tolist():
+        out.leave(f"{read.places[i]}: log-probs without token ids, which one of our files needs; audit reads them")
+    rollouts = rollouts if known.all() else rollouts.take(known)
+    if not len(rollouts):
         return
     out.records, out.tokens = out.records + len(rollouts), out.tokens + rollouts.n_tokens
     out.scorings = tuple(dict.fromkeys((*out.scorings, *rollouts.scorings)))

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Places kept of one kind: the first ones by record and position.
+#: Places kept of one kind: the first ones by record and position; of these kinds, more.
 SPOTS = 16
+LIMITS = {"exchanged:sketches": 2048}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,7 +35,7 @@ class Counted:
 
     def spot(self, name: str, spots: Iterable[Spot]) -> None:
         """Keeps the first `SPOTS` of a kind by record, position and text."""
-        self.spots[name] = sorted({*self.spots.get(name, []), *spots})[:SPOTS]
+        self.spots[name] = sorted({*self.spots.get(name, []), *spots})[: LIMITS.get(name, SPOTS)]
 
     def greatest(self, name: str, value: float) -> None:
         self.most[name] = max(self.most.get(name, value), value)

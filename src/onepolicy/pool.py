@@ -84,5 +84,6 @@ def _count_try(left: dict[int, int], struck: Sequence[int], items: Sequence[tupl
     for i in struck:
         left[i] += 1
         if left[i] >= TRIES:
-            what = getattr(items[i][0], "paths", items[i][:1])
+            first, *more = getattr(items[i][0], "paths", items[i][:1])
+            what = f"{first} and {len(more):,} more files" if more else first
             raise EngineDied(f"a worker died {TRIES} times on {what}; is there enough memory? try --workers 1")

@@ -19,7 +19,8 @@ from onepolicy.dialects.accumulate import Accumulator
 from onepolicy.dialects.view import views
 from onepolicy.errors import ContentError
 from onepolicy.estimate import measure
-from onepolicy.formats.settle import Settled
+from onepolicy.formats.settle import Settled, ids_known
+from onepolicy.grid import selected_segments
 from onepolicy.integrity.base import Batch
 from onepolicy.metrics import METRICS
 from onepolicy.profiles import PROFILES, Bins, Profile, Seen, profiled
@@ -27,7 +28,7 @@ from onepolicy.reduce import reduce
 from onepolicy.rollouts import Rollouts
 from onepolicy.rows import Rows
 from onepolicy.sums import Place, Sums, merge
-from onepolicy.types import LogprobPairs
+from onepolicy.types import IntArray, LogprobPairs
 from onepolicy.views import both_finite, view_mask
 
 #: Record columns whose values are gathered as facts of the dump, and how many different ones are kept.
@@ -61,11 +62,12 @@ class Survey:
     numbers: dict[str, Any] | None = None
     #: 64-bit id of a group -> its name, of the first `LABELS` ids
     labels: dict[int, str] = field(default_factory=dict[int, str])
+    #: 64-bit id of a record -> its name, of the first `LABELS` ids
+    record_names: dict[int, str] = field(default_factory=dict[int, str])
     #: files that hold rows instead
     spilled: list[str] = field(default_factory=list[str])
-    #: ids around the worst tokens: "record position" -> (ids, index of the token among them); "record begins": the
-    #: first ids of a worst sequence's reply
-    around: dict[str, tuple[list[int], int]] = field(default_factory=dict[str, tuple[list[int], int]])
+    #: of a worst token the ids around it and its index among them; of a worst sequence the first ids of its reply and 0
+    around: dict[Place, tuple[list[int], int]] = field(default_factory=dict[Place, tuple[list[int], int]])
 
     def add(self, other: Survey) -> None:
         """Merges `other` into this one. Errors: `MergeError` where they speak of other pairs."""
@@ -80,15 +82,15 @@ class Survey:
         self.dump.add(other.dump)
         self.replays.add(other.replays)
         _keep_labels(self.labels, other.labels)
+        _keep_labels(self.record_names, other.record_names)
         self.numbers = _added_numbers(self.numbers, other.numbers)
         for name, values in other.facts.items():
             _count_values(self.facts.setdefault(name, {}), values)
         self.rows += other.rows
         self.spilled += other.spilled
-        places = [] if self.sums is None else self.sums.worst.get("tokens", [])
-        wanted = {f"{p.record} {p.position}" for p in places}
-        wanted |= {f"{p.record} begins" for p in self.sums.worst.get("sequences", [])} if self.sums else set()
-        self.around = {k: v for k, v in {**self.around, **other.around}.items() if k in wanted}
+        for place, ids in other.around.items():
+            self.around[place] = min(ids, self.around.get(place, ids))  # two records may be alike but for other tokens
+        self.around = {place: self.around[place] for place in _worst(self.sums) if place in self.around}
 
     def fact_values(self) -> dict[str, list[Any]]:
         """Column -> values seen, sorted."""
@@ -134,29 +136,36 @@ def survey_of(
     profiles: Iterable[Profile] = tuple(PROFILES.values()),
     replays: bool = False,
     dialect: tuple[str, Mapping[str, Any]] | None = None,
+    order: IntArray | None = None,
 ) -> Survey:
     """One batch. `rollouts` None: nothing of it fits its tokens, only `settled` speaks. `replays`: with corrections.
-    `dialect`: a framework's name and options: its metrics too."""
+    `dialect`: a framework's name and options: its metrics too. `order`: `[S]` where each stands in the dump."""
     out = Survey(names)
-    _count_records(out, rollouts, settled, names)
+    count_records(out, rollouts, settled, names)
     if rollouts is None:
         empty = Rollouts(np.zeros(1, np.int64), {"token_ids": _no_ids()})
-        out.checks = integrity.look_all(Batch(empty, (), (), None, None, settled))
+        out.checks = integrity.look_all(Batch(empty, (), (), None, None, settled, asked=names))
         return out
     at = tuple(places) if places is not None else ("",) * len(rollouts)
     a, b = (n if n in rollouts.scorings else None for n in names)
     pairs = align(rollouts, a, b) if a is not None and b is not None and rollouts.n_tokens else None
     ids = tuple(rollouts.content_ids()) if pairs is None else pairs.record_ids  # hashed once: they are the same names
-    out.checks = integrity.look_all(Batch(rollouts, ids, at, a, b, settled))
+    out.checks = integrity.look_all(Batch(rollouts, ids, at, a, b, settled, order=order, asked=names))
     _gather_facts(out, rollouts)
     if pairs is not None:
         _compared(out, rollouts, pairs, view, profiles, replays)
     if dialect is not None:
-        numbers = Accumulator(*dialect)
+        out.numbers = numbers_of([rollouts], dialect)
+    return out
+
+
+def numbers_of(parts: Iterable[Rollouts], dialect: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A framework's metrics of some batches; it is told in how many of them a column is missing."""
+    numbers = Accumulator(*dialect)
+    for rollouts in parts:
         for step, part in views(rollouts):
             numbers.add(part, step)
-        out.numbers = numbers.to_dict()
-    return out
+    return numbers.to_dict()
 
 
 def _no_ids() -> Any:
@@ -179,12 +188,12 @@ def _compared(
     for key, signature in signatures.SIGNATURES.items():
         if signature.look is not None:
             out.extra[key] = signature.look(seen)
-    out.around = {f"{p.record} {p.position}": _around(pairs, p) for p in out.sums.worst.get("tokens", [])}
-    out.around |= {f"{p.record} begins": (_beginning(pairs, p), 0) for p in out.sums.worst.get("sequences", [])}
+    out.around = _around(seen, _worst(out.sums))
     contents = pairs.record_ids
     if "record_id" in rollouts.records:
         contents = replace(rollouts, records=_unnamed(rollouts)).content_ids()
     out.rows = [rows.rows_of(seen, contents, pairs.record_ids, pairs.cluster_keys)]
+    _keep_labels(out.record_names, dict(zip(out.rows[0]["id"].tolist(), pairs.record_ids, strict=True)))
     groups = rollouts.records.get("group_id")
     if groups is not None:
         named = zip(out.rows[0]["group"].tolist(), groups.values.tolist(), strict=True)
@@ -193,29 +202,65 @@ def _compared(
         out.replays = whatif.replay(seen, out.rows[0]["cluster"])
 
 
-def _around(pairs: LogprobPairs, place: Place) -> tuple[list[int], int]:
-    """The ids around a worst token, and its index among them."""
-    i = pairs.record_ids.index(place.record)
+def _worst(sums: Sums | None) -> list[Place]:
+    """The places whose tokens are shown: a sequence's has no token."""
+    return [] if sums is None else [*sums.worst.get("tokens", []), *sums.worst.get("sequences", [])]
+
+
+def _around(seen: Seen, places: Sequence[Place]) -> dict[Place, tuple[list[int], int]]:
+    """The ids around each worst token, the first ones of each worst sequence."""
+    named: dict[str, list[int]] = {place.record: [] for place in places}
+    known = ids_known(seen.rollouts)  # stand-ins say nothing
+    for i, name in enumerate(seen.pairs.record_ids):
+        if name in named and known[i]:
+            named[name].append(i)
+    out: dict[Place, tuple[list[int], int]] = {}
+    for place in places:
+        found = [_beside(seen.pairs, place, i) for i in _holding(seen, place, named[place.record])]
+        if found:
+            out[place] = min(found)
+    return out
+
+
+def _holding(seen: Seen, place: Place, rows: Sequence[int]) -> list[int]:
+    """Of records that are named alike, those that the place is of."""
+    pairs = seen.pairs
+    if len(rows) < 2:
+        return list(rows)
+    if place.token >= 0:
+        values = lambda k: (int(pairs.token_ids[k]), repr(float(pairs.a[k])), repr(float(pairs.b[k])))
+        at = [(i, int(pairs.offsets[i]) + place.position) for i in rows]
+        told = (place.token, place.a, place.b)
+        return [i for i, k in at if k < pairs.offsets[i + 1] and values(k) == told]
+    tokens = {i: slice(int(seen.starts[i]), int(seen.starts[i] + seen.counts[i])) for i in rows}
+    sums = [
+        (float(seen.a[t].sum()), float(seen.b[t].sum()), i)
+        for i, t in tokens.items()
+        if seen.counts[i] == place.position
+    ]
+    off = [abs(a - float(place.a)) + abs(b - float(place.b)) for a, b, _ in sums]  # added up in another order
+    return [i for (_, _, i), x in zip(sums, off, strict=True) if x == min(off)]
+
+
+def _beside(pairs: LogprobPairs, place: Place, i: int) -> tuple[list[int], int]:
+    """The ids around a token of sequence i, and its index among them; of a sequence, the first ids of its reply (of all
+    of it, where nothing is drawn)."""
     lo, hi = int(pairs.offsets[i]), int(pairs.offsets[i + 1])
+    if place.token < 0:
+        ids, drawn = pairs.token_ids[lo:hi], pairs.drawn[lo:hi]
+        return (ids[drawn] if drawn.any() else ids)[: 2 * AROUND].tolist(), 0
     at = lo + place.position
     return pairs.token_ids[max(lo, at - AROUND) : min(hi, at + AROUND // 2 + 1)].tolist(), min(AROUND, at - lo)
-
-
-def _beginning(pairs: LogprobPairs, place: Place) -> list[int]:
-    """The first ids of a sequence's reply; of the sequence, where nothing is drawn."""
-    i = pairs.record_ids.index(place.record)
-    at = slice(int(pairs.offsets[i]), int(pairs.offsets[i + 1]))
-    ids, drawn = pairs.token_ids[at], pairs.drawn[at]
-    return (ids[drawn] if drawn.any() else ids)[: 2 * AROUND].tolist()
 
 
 def _unnamed(rollouts: Rollouts) -> dict[str, Any]:
     return {k: v for k, v in rollouts.records.items() if k != "record_id"}
 
 
-def _count_records(
+def count_records(
     out: Survey, rollouts: Rollouts | None, settled: Settled | None, names: tuple[str | None, str | None]
 ) -> None:
+    """Adds up what became of the records of one batch, into `out.dump`."""
     n = 0 if rollouts is None else len(rollouts)
     aside = 0 if settled is None else len(settled.aside)
     out.dump.count("records", n + aside)
@@ -229,8 +274,7 @@ def _count_records(
 def _count_scored(out: Survey, rollouts: Rollouts, names: tuple[str | None, str | None]) -> None:
     """Records with drawn tokens, and how many of them each scoring has said something about: a record that a side does
     not speak of is in no number, and must be told."""
-    sequence = np.repeat(np.arange(len(rollouts)), rollouts.lengths)
-    some = lambda mask: np.bincount(sequence, mask, len(rollouts)) > 0
+    some = lambda mask: selected_segments(rollouts.offsets, mask)[1] > 0
     drawn = some(rollouts.drawn)
     out.dump.count("records with drawn tokens", int(drawn.sum()))
     has = {name: some(rollouts.drawn & s.logprobs.mask()) for name, s in rollouts.scorings.items()}

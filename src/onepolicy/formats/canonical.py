@@ -18,7 +18,7 @@ from onepolicy.declared import Header
 from onepolicy.errors import ContentError
 from onepolicy.formats import jsonl_lines, parquet_rows
 from onepolicy.formats.base import BrokenRecord, Files, RawColumn, RawRecord, Read, Shard
-from onepolicy.formats.cells import Row, ids_of
+from onepolicy.formats.cells import Row, ids_of, inner
 from onepolicy.formats.files import is_url, packing
 from onepolicy.formats.jsonl_lines import WRONG, Line, why
 from onepolicy.formats.sniff import PARQUET, keys_of
@@ -128,8 +128,11 @@ class _Reader:
                 lists[key] = (row.lists(key), "whole")
             else:
                 facts[key] = _fact(row, key, spec)
+        prompt = row.whole("prompt_length", 32)
+        if prompt is None and "drawn" not in columns:  # by the contract nothing is drawn then
+            columns["drawn"] = RawColumn(np.zeros(len(ids), dtype=bool), "whole")
         declared = {k: dict(v) for k, v in self._header.scorings.items()}
-        return RawRecord(line.place, ids, row.whole("prompt_length", 32), columns, facts, lists, declared)
+        return RawRecord(line.place, ids, prompt, columns, facts, lists, declared)
 
     def _declare(self, said: Mapping[str, Any]) -> None:
         if said.get("scorings") is not None:
@@ -170,7 +173,8 @@ _TOKENS: dict[str, Callable[[Row, str], RawColumn]] = {"bool": _flags, "int32": 
 
 def _fact(row: Row, key: str, spec: schema.Column) -> Any:
     if spec.level == "record_list":
-        return row.lists(key)
+        cells = row.ids(key)
+        return None if cells is None else inner(cells, 1 << 31)
     if spec.dtype == "string":
         return row.name(key)
     if spec.dtype in ("int32", "int64"):

@@ -15,7 +15,8 @@ from onepolicy.formats import FORMATS, base
 from onepolicy.formats.base import Format, Shard
 from onepolicy.formats.files import Files
 from onepolicy.formats.jsonl_lines import name_of
-from onepolicy.formats.sniff import head_of, is_parquet, keys_of
+from onepolicy.formats.npy import MAGIC
+from onepolicy.formats.sniff import arrays_of, head_of, is_parquet, keys_of
 
 #: Files that stand beside a dump and hold no sequences: pattern of the name -> what it is.
 BESIDE: dict[str, str] = {
@@ -98,10 +99,13 @@ _EMPTY, _NO_FORMAT, _NOT_KNOWN = "an empty file", "no known format has these", "
 
 
 def _unknown(path: str, head: bytes) -> str:
-    keys = [str(k)[:40] for k in keys_of(head)]
+    if head.startswith(MAGIC):
+        return f"{_NOT_KNOWN}: an .npy is one array without a name; wanted .npz (np.savez) with token_ids and log-probs"
+    arrays = arrays_of(head)
+    keys = [str(k)[:40] for k in arrays or keys_of(head)]
     if not keys:
         return f"{_NOT_KNOWN}: {name_of(path)} begins with {head[:16]!r}"
-    what = "columns" if is_parquet(head) else "keys"
+    what = "columns" if is_parquet(head) else "arrays" if arrays else "keys"
     shown = ", ".join(keys[:12]) + (f" and {len(keys) - 12} more" if len(keys) > 12 else "")
     return f"{_NO_FORMAT} {what}: {shown}"
 

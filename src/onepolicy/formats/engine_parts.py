@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from onepolicy.formats.base import Layout, RawColumn
 from onepolicy.formats.cells import Row, ids_of, inner
+from onepolicy.formats.npy import MAGIC, array_of
 from onepolicy.values import quoted
 
 Routes = dict[str, tuple[Any, Layout]]
@@ -22,12 +22,17 @@ _MODES = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
+def requests(outer: Row) -> list[Row]:
+    """Where a request may stand: beside its answer, or in an object of its own."""
+    places = [Row(outer.get(k)) for k in _REQUEST if isinstance(outer.get(k), Mapping)]
+    inside = [Row(p.get("sampling_params")) for p in places if isinstance(p.get("sampling_params"), Mapping)]
+    return [outer, *places, *inside]
+
+
 def asked(outer: Row, answer: Row) -> dict[str, Any]:
     """How the reply was drawn, as far as the request stands beside it."""
-    places = [Row(outer.get(k)) for k in _REQUEST if isinstance(outer.get(k), Mapping)]
-    places += [Row(p.get("sampling_params")) for p in places if isinstance(p.get("sampling_params"), Mapping)]
     out: dict[str, Any] = {}
-    for part in (outer, *places):
+    for part in requests(outer):
         out |= {key: value for key in _FLOATS if (value := part.number(key)) is not None}
         top_k = part.whole("top_k", 32)
         out |= {} if top_k is None else {"top_k": top_k}
@@ -92,7 +97,7 @@ def routes(said: Any, n: int) -> Routes:
         data = base64.b64decode(said, validate=True)
     except (binascii.Error, ValueError):
         raise ValueError("'routed_experts': not base64") from None
-    array = _npy(data) if data.startswith(b"\x93NUMPY") else _int32(data, n)
+    array = _npy(data) if data.startswith(MAGIC) else _int32(data, n)
     return _placed(list(array.reshape(len(array), -1).astype(np.int32)), n)
 
 
@@ -102,21 +107,13 @@ def _placed(rows: list[Any], n: int) -> Routes:
 
 
 def _npy(data: bytes) -> NDArray[Any]:
-    """Without pickles, and only if the bytes are as many as its header says: a header can claim any size."""
-    file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except Exception as err:  # a header is parsed as Python text: errors of many kinds
-        raise ValueError(f"'routed_experts': no .npy: {' '.join(str(err).split())[:100]}") from None
-    rest = data[file.tell() :]
-    size = 1
-    for k in shape:
-        size *= int(k)
-    if fortran or dtype.kind not in "iu" or len(shape) < 2 or size == 0 or size * dtype.itemsize != len(rest):
-        raise ValueError(f"'routed_experts': an .npy of {dtype} {shape} in {len(rest)} bytes, wanted whole numbers")
-    return np.frombuffer(rest, dtype=dtype).reshape(shape)
+        array = array_of(data)
+    except ValueError as err:
+        raise ValueError(f"'routed_experts': {err}, wanted whole numbers") from None
+    if array.dtype.kind not in "iu" or array.ndim < 2 or array.size == 0:
+        raise ValueError(f"'routed_experts': an .npy of {array.dtype} {array.shape}, wanted whole numbers")
+    return array
 
 
 def _int32(data: bytes, n: int) -> NDArray[Any]:

@@ -6,6 +6,11 @@ ids: text only. One record for each choice. There is no trainer side. What the l
 flags, not by the answer: it stays unknown unless `logprobs_mode` stands beside it.
 With SGLang's return_sampling_mask the sampler is `output_token_sampling_logprobs`, over the kept tokens alone, and the
 values over the whole vocabulary are the scoring `full` (https://github.com/sgl-project/sglang/pull/27408).
+What an engine says of tokens that it was given (vLLM's `prompt_logprobs`, SGLang's `input_token_logprobs`, `echo`) is
+the scoring `prompt`, of which nothing is drawn. An answer to `max_tokens` 0 or 1 whose prompt has values is a scoring
+of that text: the token that had to be drawn is left out, and so is the answer's own id, so that
+`compare A B --b prompt` finds its sequence by `custom_id` or `record_id` beside it, or by order. Keep the request
+beside the answer: without it, one drawn token that ended by length is taken for such a scoring.
 Layouts: vLLM 0.32's protocol classes; SGLang's documentation (0.4 to 0.5).
 """
 
@@ -17,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from onepolicy.formats import engine_prompts as prompts
 from onepolicy.formats import jsonl_lines
 from onepolicy.formats.base import Files, RawColumn, RawRecord, Read, Shard, TextRecord, floats
 from onepolicy.formats.cells import Row, ids_of, joined, present, unicode
@@ -100,22 +106,68 @@ def _answer(outer: Row, answer: Row, place: str) -> Iterator[Read]:
 
 def _choice(outer: Row, answer: Row, choice: Row, place: str, index: int, of: int) -> Read:
     values, spelled, strings = _logprobs(choice)
-    reply = choice.ids("token_ids")
+    prompt, reply = prompt_ids(outer, answer, choice), choice.ids("token_ids")
+    echo = prompts.echoed(outer, answer, choice, values, prompt, of == 1)
+    texts = _texts(outer, answer, choice, strings, echo)
+    if echo is not None:
+        values = echo.reply
+        if spelled is not None:
+            prompt, spelled = (spelled[: echo.n_prompt] if prompt is None else prompt), spelled[echo.n_prompt :]
+        if not echo.reply and (reply is None or len(reply) == 1):
+            reply = np.zeros(0, dtype=np.int64)  # max_tokens 0, where vLLM draws one token that it does not show
     reply = spelled if reply is None else reply
+    inside = choice if "prompt_logprobs" in choice else answer
+    entries = prompts.of_entries(inside, prompt)
+    given = entries if entries is not None else None if echo is None or prompt is None else echo.prompt
+    n_reply = _drawn_tokens(answer, reply, echo) if of == 1 else None
+    if prompt is not None and prompts.rescored(outer, choice, given, n_reply, bool(values), of == 1):
+        return _scored_again(outer, answer, prompt, given, place, entries is not None, texts)
     facts = asked(outer, answer) | _facts(outer, answer, choice, index, of)
-    texts = _texts(outer, answer, choice, strings)
     if reply is None:
         return TextRecord(place, texts, facts, "no token ids in the answer (ask for return_token_ids): text only")
-    prompt = prompt_ids(outer, answer, choice)
     ids = joined(prompt, reply)
-    value = None if values is None else floats(values, "reply")
-    columns = present(sampler_logprobs=value, policy_version=versions(choice, len(reply)))
+    columns = present(
+        sampler_logprobs=None if values is None else floats(values, "reply"),
+        policy_version=versions(choice, len(reply)),
+        prompt_logprobs=prompts.column(given, len(reply)),
+    )
     lists = routes(choice.get("routed_experts"), len(ids))
     kept = choice.lists("sampling_mask")
     lists |= {} if kept is None else {"sampling_mask": (kept, "reply")}
     n_prompt, known = (0 if prompt is None else len(prompt)), prompt is not None
     claims = _counts(answer, of, known)
-    return RawRecord(place, ids, n_prompt, columns, facts, lists, claims=claims, prompt_known=known, texts=texts)
+    said = _semantics(columns, entries is not None)
+    return RawRecord(place, ids, n_prompt, columns, facts, lists, said, claims, prompt_known=known, texts=texts)
+
+
+def _drawn_tokens(answer: Row, reply: NDArray[np.int64] | None, echo: prompts.Echo | None) -> int | None:
+    """How many tokens were drawn, as far as the answer tells."""
+    if reply is not None:
+        return len(reply)
+    return (answer.object("usage") or Row({})).whole("completion_tokens") if echo is None else len(echo.reply)
+
+
+def _scored_again(
+    outer: Row, answer: Row, prompt: NDArray[np.int64], values: list[Any] | None, place: str, by_vllm: bool,
+    texts: Mapping[str, Any],
+) -> RawRecord:  # fmt: skip
+    """A text that was sent as a prompt. How the request would have drawn says nothing of it, and the answer's id is not
+    its name."""
+    facts = {
+        "record_id": outer.name("custom_id") or outer.name("record_id"),
+        "group_id": outer.name("group_id"),
+        "sample_id": outer.name("sample_id"),
+        "reward": outer.number("reward"),
+        "step": outer.whole("step"),
+    }
+    claims = {key: n for key, n in _counts(answer, 1, True).items() if key == "prompt"}
+    columns = present(prompt_logprobs=prompts.column(values, 0))
+    said = _semantics(columns, by_vllm)
+    return RawRecord(place, prompt, len(prompt), columns, facts, {}, said, claims, texts=texts)
+
+
+def _semantics(columns: Mapping[str, RawColumn], by_vllm: bool) -> dict[str, dict[str, Any]]:
+    return {"prompt": {"semantics": "raw"}} if by_vllm and "prompt_logprobs" in columns else {}
 
 
 def _logprobs(choice: Row) -> tuple[list[Any] | None, NDArray[np.int64] | None, list[str] | None]:
@@ -165,11 +217,15 @@ def _strings(items: list[Any] | None) -> list[str] | None:
     return [unicode("token", x) for x in items]
 
 
-def _texts(outer: Row, answer: Row, choice: Row, strings: list[str] | None) -> dict[str, Any]:
+def _texts(
+    outer: Row, answer: Row, choice: Row, strings: list[str] | None, echo: prompts.Echo | None
+) -> dict[str, Any]:
     message = choice.get("message")
     reply = _mapping(message).get("content") if message is not None else choice.get("text")
     messages = _mapping(outer.get("request")).get("messages", outer.get("messages"))
     prompt = answer.get("prompt_text") or answer.get("prompt")
+    if echo is not None:
+        prompt, reply, strings = _cut(echo, prompt, reply, strings or [])
     found = {
         "reply_text": unicode("text", reply) if isinstance(reply, str) else None,
         "prompt_text": unicode("prompt", prompt) if isinstance(prompt, str) else None,
@@ -177,6 +233,16 @@ def _texts(outer: Row, answer: Row, choice: Row, strings: list[str] | None) -> d
         "token_strings": strings,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _cut(echo: prompts.Echo, prompt: Any, text: Any, strings: list[str]) -> tuple[Any, str | None, list[str] | None]:
+    """Prompt, reply and the reply's tokens, as far as the tokens spell the text: vLLM leaves the prompt out of it where
+    it returns the ids."""
+    given, drawn = "".join(strings[: echo.n_prompt]), strings[echo.n_prompt :]
+    reply = "".join(drawn)
+    if text == given + reply:
+        return given, reply, drawn
+    return prompt, (reply if text == reply else None), drawn or None
 
 
 def _facts(outer: Row, answer: Row, choice: Row, index: int, of: int) -> dict[str, Any]:
@@ -207,18 +273,23 @@ def _counts(answer: Row, of: int, prompt_known: bool) -> dict[str, int]:
 
 def _sglang(outer: Row, answer: Row, place: str) -> Read:
     meta = answer.object("meta_info") or Row({})
-    facts = asked(outer, answer) | _meta_facts(outer, meta)
     text = answer.text("text")
     texts = {} if text is None else {"reply_text": text}
     drawn, told = _triples(meta, "output_token_logprobs"), answer.ids("output_ids")
-    if drawn is None and told is None:
-        return TextRecord(place, texts, facts, "no token ids in the answer (ask for return_logprob): text only")
-    reply = drawn[1] if drawn is not None and told is None else told
-    assert reply is not None
     prompt = prompt_ids(outer, answer, answer)
     prompt = _whole_prompt(meta) if prompt is None else prompt
+    given = prompts.of_end(_triples(meta, "input_token_logprobs"), prompt)
+    reply = drawn[1] if drawn is not None and told is None else told
+    n_reply = meta.whole("completion_tokens") if reply is None else len(reply)
+    if prompt is not None and prompts.rescored(outer, meta, given, n_reply, bool(drawn and drawn[0]), True):
+        counted = Row({"usage": {"prompt_tokens": meta.whole("prompt_tokens")}})
+        return _scored_again(outer, counted, prompt, given, place, False, {})
+    facts = asked(outer, answer) | _meta_facts(outer, meta)
+    if reply is None:
+        return TextRecord(place, texts, facts, "no token ids in the answer (ask for return_logprob): text only")
     ids = joined(prompt, reply)
     columns = _drawn_columns(meta, None if drawn is None else _sampled(drawn, reply), len(reply))
+    columns |= present(prompt_logprobs=prompts.column(given, len(reply)))
     if "output_token_sampling_logprobs" in meta:
         facts["logprob_semantics"] = "processed"
     kept = meta.lists(meta.first("output_token_sampling_mask", "sampling_mask", "output_top_p_token_ids"))
@@ -234,7 +305,7 @@ def _sglang(outer: Row, answer: Row, place: str) -> Read:
 def _whole_prompt(meta: Row) -> NDArray[np.int64] | None:
     """The prompt's ids, if the answer has all of them and not only its end."""
     given = _triples(meta, "input_token_logprobs")
-    return given[1] if given is not None and len(given[1]) == meta.whole("prompt_tokens") else None
+    return given[1] if given is not None and given[0] and len(given[1]) == meta.whole("prompt_tokens") else None
 
 
 def _drawn_columns(meta: Row, value: RawColumn | None, n: int) -> dict[str, RawColumn]:

@@ -3,11 +3,14 @@
 A record with two sides' log-probs and no ids at all is read too (`ids_known` False): what needs the ids is not run on
 it. Where the values of a column stand is told by how many there are: as many as the reply has tokens, as many as prompt
 and reply, or one less. If they are none of these, the record is set aside with what was wanted.
+
+What is masked and has no log-prob of the sampler, or 0.0, is tool output or padding: not drawn. Where a loss mask stands
+beside a response, completion or action mask, the latter says what was drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,16 +142,17 @@ def split(shard: Shard, files: Files) -> list[Shard]:
 
 def read(shard: Shard, files: Files) -> Iterator[Read]:
     if not is_parquet(shard, files):
-        yield from jsonl_lines.read_rows(shard, files, lambda line: [_record(line)])
+        yield from jsonl_lines.read_rows(shard, files, lambda line: [record(line)])
         return
     for line in parquet_rows.rows(shard, files):
         try:
-            yield _record(line)
+            yield record(line)
         except WRONG as err:
             yield BrokenRecord(line.place, why(err))
 
 
-def _record(line: Line) -> Read:
+def record(line: Line) -> Read:
+    """One record from its keys. Errors: those of `WRONG`."""
     row = Row(line.value)
     ids, prompt, known = _ids(row)
     named = ids is not None
@@ -159,6 +163,8 @@ def _record(line: Line) -> Read:
         if key in row and column not in columns and isinstance(row.get(key), list):
             n = len(row.list(key) or ())
             columns[column] = _column(row, key, column, _layout(n, len(ids), reply, prompt is None, known))
+    if "drawn" not in columns and (drawn := _drawn(row, columns, prompt)) is not None:
+        columns["drawn"] = drawn
     facts = _facts(row)
     version = _versions(row, reply, facts.get("weight_version"))
     if version is not None:
@@ -168,6 +174,30 @@ def _record(line: Line) -> Read:
         claims = {k: v for k, v in claims.items() if k == "token_ids"}
     lists = _lists(row, len(ids), reply, known)
     return RawRecord(line.place, ids, prompt, columns, facts, lists, claims=claims, prompt_known=known, ids_known=named)
+
+
+#: Masks of what the policy wrote; a loss mask beside one of them may take out more.
+_REPLY_MASKS = ("response_mask", "completion_mask", "action_mask")
+
+
+def _drawn(row: Row, columns: Mapping[str, RawColumn], prompt: int | None) -> RawColumn | None:
+    """The tokens that the policy drew: those of a reply's mask where a loss mask stands beside it; else all of the
+    reply but tool output and padding, which are masked and have no log-prob of the sampler, or 0.0. None: all of it."""
+    mask, sampler = columns.get("loss_mask"), columns.get("sampler_logprobs")
+    other = next((k for k in _REPLY_MASKS if isinstance(row.get(k), list)), None)
+    if mask is not None and other is not None and isinstance(row.get("loss_mask"), list):
+        told = row.flags(other, mask.layout)
+        if told is not None and len(told.values) == len(mask.values):
+            return told
+    if mask is None or sampler is None or len(mask.values) != len(sampler.values):
+        return None
+    empty = sampler.values == 0.0
+    empty = empty if sampler.valid is None else empty | ~sampler.valid
+    own = ~(empty & ~mask.values)
+    if mask.layout != "reply":  # the prompt is told, or ends where training begins
+        first = int(mask.values.argmax()) if prompt is None else prompt - (mask.layout == "next")
+        own[: max(0, first)] = False
+    return RawColumn(own, mask.layout) if own.any() and not own.all() else None
 
 
 def _counted(row: Row) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from onepolicy.declared import Header, scorings_of
 from onepolicy.errors import ContentError
 from onepolicy.formats.base import BrokenRecord, Layout, RawColumn, RawRecord
 from onepolicy.rollouts import Rollouts
-from onepolicy.types import IntArray, Lists, Values
+from onepolicy.types import BoolArray, IntArray, Lists, Values
 from onepolicy.values import BadValue, typed_values
 
 #: The token that stands before a reply whose prompt is not in the dump, so that its first token has a context.
@@ -104,7 +104,11 @@ def _faults(raw: RawRecord) -> list[Fault]:
 
 
 def rollouts_of(records: Sequence[RawRecord]) -> Rollouts:
-    """Records whose columns fit, as one batch. Errors: `ContentError` for a fact that its column cannot hold."""
+    """Records whose columns fit, as one batch. Ids that are not known are null, and stand-ins stand under the null.
+
+    `prompt_length` is null where the dump tells `drawn` instead. Errors: `ContentError` for a fact that its column
+    cannot hold.
+    """
     shifts = np.array([0 if r.prompt_known else 1 for r in records], dtype=np.int64)
     lengths = np.array([len(r.token_ids) for r in records], dtype=np.int64) + shifts
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -114,22 +118,58 @@ def rollouts_of(records: Sequence[RawRecord]) -> Rollouts:
     prompts = np.array([_prompt(r) for r in records], dtype=np.int64) + shifts
     names = dict.fromkeys(name for r in records for name in r.columns)
     columns = {name: _column(name, records, offsets, prompts) for name in names}
-    facts = _facts(records) | {"prompt_length": Values(prompts.astype(np.int32))}
-    if "drawn" not in columns:
-        position = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], lengths)
-        columns["drawn"] = Values(position >= np.repeat(prompts, lengths))
-    else:
-        columns["drawn"] = Values(columns["drawn"].values & columns["drawn"].mask())
+    facts = _facts(records) | _prompt_lengths(records, prompts)
+    columns["drawn"] = _drawn(records, columns.get("drawn"), offsets, prompts)
     tokens = {n: c for n, c in columns.items() if n in schema.COLUMNS and not schema.scoring_column(n)}
     lists = {
         name: _lists(name, records, offsets, prompts) for name in dict.fromkeys(k for r in records for k in r.lists)
     }
+    lists |= _record_lists(records)
     header = Header()
     for r in records:
         header.add(r.scorings)
     return Rollouts(
-        offsets, {"token_ids": Values(ids), **tokens}, facts, lists, scorings_of(columns, header, int(offsets[-1]))
+        offsets,
+        {"token_ids": Values(ids, _known_ids(records, lengths)), **tokens},
+        facts,
+        lists,
+        scorings_of(columns, header, int(offsets[-1])),
     )
+
+
+def ids_known(rollouts: Rollouts) -> BoolArray:
+    """`[S]`: the ids of the sequence are known; the others hold log-probs alone."""
+    known = rollouts.tokens["token_ids"].valid
+    if known is None:
+        return np.ones(len(rollouts), dtype=bool)
+    of = np.repeat(np.arange(len(rollouts)), rollouts.lengths)
+    return np.bincount(of[~known], minlength=len(rollouts)) == 0
+
+
+def _known_ids(records: Sequence[RawRecord], lengths: IntArray) -> BoolArray | None:
+    """`[T]` False at the stand-ins of records without ids; None where all are known."""
+    if all(r.ids_known for r in records):
+        return None
+    return np.repeat([r.ids_known for r in records], lengths)
+
+
+def _prompt_lengths(records: Sequence[RawRecord], prompts: IntArray) -> dict[str, Values]:
+    """As told, or where a mask has the reply begin; not where `drawn` itself is told, which says more."""
+    told = np.array([r.prompt_length is not None or "drawn" not in r.columns for r in records], dtype=bool)
+    if not told.any():
+        return {}
+    return {"prompt_length": Values(np.where(told, prompts, 0).astype(np.int32), None if told.all() else told)}
+
+
+def _drawn(records: Sequence[RawRecord], given: Values | None, offsets: IntArray, prompts: IntArray) -> Values:
+    """`[T]` without nulls: what a record tells, else all that stands after its prompt."""
+    lengths = np.diff(offsets)
+    position = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], lengths)
+    reply = position >= np.repeat(prompts, lengths)
+    if given is None:
+        return Values(reply)
+    told = np.repeat(["drawn" in r.columns for r in records], lengths)
+    return Values(np.where(told, given.values & given.mask(), reply))
 
 
 def _prompt(r: RawRecord) -> int:
@@ -209,6 +249,20 @@ def _lists(name: str, records: Sequence[RawRecord], offsets: IntArray, prompts: 
     inner = np.concatenate([[0], np.cumsum([len(x) for x in filled])]).astype(np.int64)
     values = np.concatenate(filled) if filled else np.zeros(0)
     return Lists(values.astype(np.int32), inner, None if valid.all() else valid)
+
+
+def _record_lists(records: Sequence[RawRecord]) -> dict[str, Lists]:
+    """Columns with a list a record (`stop_token_ids`), null where a record has none."""
+    out: dict[str, Lists] = {}
+    for name in schema.of_level("record_list"):
+        cells = [r.facts.get(name) for r in records]
+        there = np.array([x is not None for x in cells], dtype=bool)
+        if not there.any():
+            continue
+        rows = [np.zeros(0, np.int32) if x is None else np.asarray(x, dtype=np.int32).reshape(-1) for x in cells]
+        inner = np.concatenate([[0], np.cumsum([len(x) for x in rows])]).astype(np.int64)
+        out[name] = Lists(np.concatenate(rows), inner, None if there.all() else there)
+    return out
 
 
 def declared(records: Sequence[RawRecord]) -> Mapping[str, Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
@@ -16,6 +17,9 @@ from onepolicy.formats.json_text import parsed
 from onepolicy.formats.jsonl_lines import skip_line
 
 PARQUET = b"PAR1"
+#: Before the names of an .npz's arrays, a line each.
+NPZ = b"\x93NPZ\n"
+_ZIP = b"PK\x03\x04"
 #: How much of a list, a text and of nested values an abridged head keeps.
 _CELLS, _CHARS, _DEPTH = 3, 120, 8
 #: Lines that are tried for one that is whole.
@@ -30,6 +34,8 @@ def head_of(path: str, files: Files) -> bytes:
         raw = guarded(path, lambda: file.read(base.HEAD_BYTES))
         if raw.startswith(PARQUET) and packing(path) is None:
             return PARQUET + json.dumps(_parquet_columns(path, file)).encode()
+        if raw.startswith(_ZIP) and packing(path) is None and (found := _npz_names(path, file, raw)):
+            return NPZ + "\n".join(found).encode("utf-8", "replace")
         if not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
             return raw
         return _first_record(path, file, raw) or raw
@@ -47,6 +53,24 @@ def _parquet_columns(path: str, file: Any) -> dict[str, None]:
     except Exception as err:  # a damaged footer raises errors of many kinds
         what = " ".join(str(err).split())[:160].rstrip(". ")
         raise ContentError(f"{path}: not a whole Parquet file: {what}; truncated, or still being written?") from None
+
+
+def _npz_names(path: str, file: Any, raw: bytes) -> list[str]:
+    """Names of the arrays of an .npz; empty for another archive. Errors: `ContentError` for a damaged one."""
+    first = raw[30 : 30 + int.from_bytes(raw[26:28], "little")]
+    if not first.endswith(b".npy") or b"/" in first:
+        return []
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return [x.removesuffix(".npy").replace("\n", " ") for x in archive.namelist()]
+    except Exception as err:  # a damaged archive raises errors of many kinds
+        what = " ".join(str(err).split())[:160].rstrip(". ")
+        raise ContentError(f"{path}: not a whole .npz: {what}; truncated, or still being written?") from None
+
+
+def arrays_of(head: bytes) -> list[str]:
+    """Names of an .npz's arrays; empty for anything else."""
+    return head.removeprefix(NPZ).decode().split("\n") if head.startswith(NPZ) else []
 
 
 def _first_record(path: str, file: Any, raw: bytes) -> bytes:

@@ -25,8 +25,18 @@ ODD += ["\ud800", [], {}, [[]], [None], [{}], [1, "a"], [[1], [2, 3]], {"a": 1},
 #: Of each kind of damage and format; tens of thousands were run once by hand.
 SEEDS = 40
 
+DATA = Path(__file__).parent / "data"
 FILES = {
     **ROWS,
+    "verifiers_nodes": (
+        "train_rollouts.jsonl",
+        json.loads((DATA / "verifiers_traces.jsonl").read_text().split("\n")[0]),
+    ),
+    "verifiers_episode": ("traces.jsonl", json.loads((DATA / "verifiers_traces.jsonl").read_text().split("\n")[1])),
+    **{
+        f"prompt {i}": ("answers.jsonl", json.loads(line))
+        for i, line in enumerate((DATA / "vllm_prompts.jsonl").read_text().splitlines())
+    },
     "sglang": ("answers.jsonl", sglang_answer(routed_experts=[[0, 1]] * 6)),
     "wrapped": ("answers.jsonl", {"request": {"temperature": 0.5}, "response": {"body": ROWS["engine"][1]}}),
     "nemo_batch": ("train_data_step1.jsonl", nemo_rl_row(padding=0)),
