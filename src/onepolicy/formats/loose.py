@@ -4,8 +4,8 @@ A record with two sides' log-probs and no ids at all is read too (`ids_known` Fa
 it. Where the values of a column stand is told by how many there are: as many as the reply has tokens, as many as prompt
 and reply, or one less. If they are none of these, the record is set aside with what was wanted.
 
-What is masked and has no log-prob of the sampler, or 0.0, is tool output or padding: not drawn. Where a loss mask stands
-beside a response, completion or action mask, the latter says what was drawn.
+What is masked and has no log-prob of the sampler, or 0.0, is tool output or padding: not drawn. Where a loss mask
+stands beside a response, completion or action mask, the latter says what was drawn.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ _OPAQUE: dict[str, tuple[str, ...]] = {
     "tensordict.tensordict": ("TensorDict",),
     "tensordict._lazy": ("LazyStackedTensorDict",),
     "tensordict.tensorclass": ("NonTensorData", "NonTensorStack"),
-    "tensordict.utils": ("_StringOnlyDict",),
+    "tensordict.utils": ("_LockedSchema", "_StringOnlyDict"),
     "tensordict._reductions": (
         "_make_td",
         "_rebuild_tensordict_files",
