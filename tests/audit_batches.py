@@ -402,3 +402,16 @@ def configured(r: Rollouts, sampler: dict[str, Any], scorer: dict[str, Any]) -> 
     for name, config in (("sampler", sampler), ("old", scorer)):
         r = r.with_scoring(name, replace(r.scorings[name], fingerprint={"config": config}))
     return r
+
+
+def on_replicas(r: Rollouts, n: int) -> Rollouts:
+    """The same rollouts, drawn by replicas `dp0`, `dp1`, ... in turns."""
+    return replace(
+        r, records={**r.records, "replica_id": column_values("replica_id", [f"dp{i % n}" for i in range(len(r))])}
+    )
+
+
+def with_replica_off(r: Rollouts, name: str, rng: np.random.Generator, off: float = 0.2) -> Rollouts:
+    """The replies of one replica were drawn with other weights than scored them."""
+    there = record(r, "replica_id") == name
+    return with_side(r, "old", np.where(there, other_logits(r, off, rng), both(r)[1]))

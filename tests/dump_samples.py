@@ -130,6 +130,45 @@ def torchtitan_row(**changed: Any) -> dict[str, Any]:
     }
 
 
+def verifiers_row(**changed: Any) -> dict[str, Any]:
+    """Two steps after verifiers 0.1's `TrajectoryStep`; the second's prompt begins with all of the first."""
+
+    def step(prompt: list[int], reply: list[int], values: list[float]) -> dict[str, Any]:
+        tokens = {
+            "prompt_ids": prompt,
+            "prompt_mask": [0] * len(prompt),
+            "completion_ids": reply,
+            "completion_mask": [1] * len(reply),
+            "completion_logprobs": values,
+            "overlong_prompt": False,
+            "is_truncated": False,
+        }
+        messages = [{"role": "user", "content": "2+2?"}]
+        return {
+            "prompt": messages,
+            "completion": [{"role": "assistant", "content": "4"}],
+            "response": None,
+            "tokens": tokens,
+            "reward": None,
+            "advantage": 0.25,
+            "is_truncated": False,
+            "trajectory_id": "t5",
+            "extras": {},
+        }
+
+    return {
+        "example_id": 8,
+        "prompt": [{"role": "user", "content": "2+2?"}],
+        "completion": [{"role": "assistant", "content": "4"}],
+        "task": "math",
+        "reward": 0.5,
+        "stop_condition": "max_turns_reached",
+        "sampling_args": {"temperature": 0.75, "max_tokens": 64},
+        "trajectory": [step(PROMPT, REPLY, SAMPLER), step([*PROMPT, *REPLY, 40, 41], [50, 51], [-1.0, -3.0])],
+        **changed,
+    }
+
+
 def vllm_completion(**changed: Any) -> dict[str, Any]:
     choice = {
         "index": 0,
@@ -192,6 +231,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemo_rl": ("train_data_step12.jsonl", nemo_rl_row()),
     "open_instruct": ("run_rollouts_000000.jsonl", open_instruct_row()),
     "torchtitan": ("rollout_samples.jsonl", torchtitan_row()),
+    "verifiers": ("rollouts/step_3/train_rollouts.jsonl", verifiers_row()),
     "engine": ("answers.jsonl", vllm_completion()),
     "canonical": ("rollouts.jsonl", canonical_row()),
     "loose": ("mine.jsonl", loose_row()),

@@ -54,6 +54,7 @@ LAYERS: list[tuple[str, int]] = [
     ("whatif", 8),
     ("survey", 9),
     ("auditing", 10),
+    ("together", 10),
     ("pool", 10),
     ("on_ray", 10),
     ("audited", 10),

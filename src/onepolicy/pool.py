@@ -86,4 +86,7 @@ def _count_try(left: dict[int, int], struck: Sequence[int], items: Sequence[tupl
         if left[i] >= TRIES:
             first, *more = getattr(items[i][0], "paths", items[i][:1])
             what = f"{first} and {len(more):,} more files" if more else first
-            raise EngineDied(f"a worker died {TRIES} times on {what}; is there enough memory? try --workers 1")
+            raise EngineDied(
+                f"a worker died {TRIES} times on {what}; is there enough memory? does a script that calls this do it "
+                "under `if __name__ == '__main__':`? try --workers 1"
+            )

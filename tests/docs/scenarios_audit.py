@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scenarios_meaning
 
+from exchanged_dumps import exchanged, replies
 from integrity_dumps import batch, changed, found, only_drawn, reply, rolled, settled, shaped
 from onepolicy.engines.fake_rounding import round_to
 from onepolicy.formats.base import BrokenRecord
@@ -56,6 +57,12 @@ def _zeros(x: Any) -> None:
     x[np.flatnonzero(shaped().drawn & (x < -0.5))[::40]] = 0.0
 
 
+def _exchanged() -> TokenReport:
+    """The trainer sorted its batch by length and did not undo it."""
+    r = replies(64)
+    return audited(batch(exchanged(r, np.argsort(r.lengths, kind="stable")), order=np.arange(len(r))))
+
+
 def _masked() -> TokenReport:
     """Tool output inside a reply, marked with -9999 and taken out by the mask."""
     r = shaped()
@@ -97,6 +104,23 @@ def top_of(records: int = 20, seed: int = 0) -> Rollouts:
     return replace(r, scorings={side: only_drawn(r, side) for side in r.scorings})
 
 
+def _summed() -> TokenReport:
+    """Each reply's summed log-prob at all of its tokens."""
+    r = shaped()
+
+    def sums(x: Any) -> Any:
+        x = np.where(r.drawn, x, 0.0)
+        return np.repeat(np.add.reduceat(x, r.offsets[:-1]), r.lengths)
+
+    return audited(batch(changed(r, "sampler", sums)))
+
+
+def _eight_bits(x: Any) -> Any:
+    """Rounded to three bits of mantissa, as e4m3 has them."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 16) / 16, exponent)
+
+
 def _uniform() -> TokenReport:
     return of(lambda x: np.full(len(x), -np.log(151936.0)), "sampler", vocab_size=151936)
 
@@ -111,7 +135,11 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "record-contradicts-itself": _contradicts,
     "logprob-length-mismatch": _lengths,
     "shift-by-one": lambda: audited(batch(rolled(shaped(), "old", 1))),
+    "exchanged-logprobs": _exchanged,
     "filled-logprob": lambda: of(_zeros),
+    "rescaled-logprob": lambda: of(lambda x: x / np.log(2.0)),
+    "sequence-logprob-stored": _summed,
+    "clamped-logprob": lambda: of(lambda x: np.maximum(x, -2.0)),
     "uniform-vocabulary": _uniform,
     "values-at-masked-places": _masked,
     "duplicate-records": lambda: _duplicates(same_content=True),
@@ -121,6 +149,8 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "one-source": _copied,
     "stored-as-bf16": lambda: of(lambda x: round_to(x, "bfloat16").astype(np.float64)),
     "stored-as-fp16": lambda: of(lambda x: round_to(x, "float16").astype(np.float64)),
+    "stored-as-fp8": lambda: of(_eight_bits),
+    "stored-rounded": lambda: of(np.trunc),
     "top-token-stored": lambda: audited(batch(top_of())),
     **scenarios_meaning.MEANING,
 }

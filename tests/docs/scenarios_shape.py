@@ -57,6 +57,14 @@ def _rope() -> TokenReport:
     return told(weigh(evidence_of(survey_of(rollouts, ("sampler", "old")))), "rope-differs", rollouts)
 
 
+def _one_group() -> TokenReport:
+    """Four replicas, of which one has other weights."""
+    rng = np.random.default_rng(5)
+    rollouts = batches.on_replicas(batches.healthy("bfloat16", 10_000, 5), 4)
+    rollouts = batches.with_replica_off(rollouts, "dp2", rng)
+    return told(weigh(evidence_of(survey_of(rollouts, ("sampler", "old")))), "one-group-differs", rollouts)
+
+
 def _unclear() -> TokenReport:
     """Eight replies whose gap changes at one token: a step by place, and two causes that fit it."""
     rollouts = batches.FAULTS["chunk-boundary"](batches.healthy("bfloat16", TOKENS, 5), np.random.default_rng(5))
@@ -76,6 +84,7 @@ SCENARIOS: dict[str, Callable[[], TokenReport]] = {
     "changes-at-one-place": of("changes-at-one-place", "chunk-boundary"),
     "grows-with-position": of("grows-with-position", "grows-with-position"),
     "rope-differs": _rope,
+    "one-group-differs": _one_group,
     "expert-routing-mismatch": of("expert-routing-mismatch", "experts"),
     "noise-on-every-token": of("noise-on-every-token", "broad-0.1"),
     "single-outlier": of("single-outlier", "outlier"),

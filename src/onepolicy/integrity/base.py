@@ -45,6 +45,14 @@ class Pair:
     def of(self, side: Side) -> FloatArray:
         return self.a if side == "a" else self.b
 
+    def take(self, rows: IntArray) -> Pair:
+        """The tokens of these sequences alone."""
+        chosen = np.zeros(len(self.lengths), dtype=bool)
+        chosen[rows] = True
+        inside, lengths = np.repeat(chosen, self.lengths), self.lengths[rows]
+        starts = np.cumsum(lengths) - lengths
+        return Pair(self.a[inside], self.b[inside], self.gap[inside], self.at[inside], starts, lengths)
+
     def per_record(self, x: Any) -> FloatArray:
         """`[S]` sums of `x` `[N]` over each sequence; the same bits in any batch."""
         out = np.zeros(len(self.starts))
@@ -59,7 +67,8 @@ class Batch:
     """Some sequences of a dump. `settled` has what was set aside (None for a canonical file, where nothing can be).
 
     `rollouts`: what fits; `names`: its record ids `[S]`, `places` `[S]`. `a`, `b`: the scorings that are compared, None
-    where the dump has only one. `vocab_size`: of the model, None if unknown.
+    where the dump has only one. `vocab_size`: of the model, None if unknown. `order`: `[S]` where each sequence stands
+    in the dump, None if unknown; `asked`: the scorings asked for, which records that are set aside may have.
     """
 
     rollouts: Rollouts
@@ -69,6 +78,8 @@ class Batch:
     b: str | None
     settled: Settled | None = None
     vocab_size: int | None = None
+    order: IntArray | None = None
+    asked: tuple[str | None, str | None] = (None, None)
 
     def values(self, scoring: str) -> FloatArray:
         """`[T]` log-probs of a scoring in float64, NaN where null."""
@@ -111,12 +122,23 @@ class Batch:
         return self.rollouts.drawn if self.trained is None else self.rollouts.drawn & self.trained
 
     @cached_property
+    def usual_gap(self) -> FloatArray:
+        """`[S]` mean gap of each sequence's tokens of the pair, each counted up to 1 nat; 0 without any."""
+        if self.pair is None:
+            return np.zeros(len(self.rollouts))
+        return self.pair.per_record(np.minimum(self.pair.gap, 1.0)) / np.maximum(self.pair.lengths, 1)
+
+    @cached_property
     def prompts(self) -> IntArray:
-        """`[S]` tokens of each prompt, 0 where unknown."""
+        """`[S]` tokens of each prompt; where that is not told, those before the first drawn one, 0 without any."""
         col = self.rollouts.records.get("prompt_length")
-        if col is None:
-            return np.zeros(len(self.rollouts), dtype=np.int64)
-        return np.where(col.mask(), col.values, 0).astype(np.int64)
+        if col is not None and col.valid is None:
+            return col.values.astype(np.int64)
+        at = np.flatnonzero(self.rollouts.drawn)
+        rows, first = np.unique(np.searchsorted(self.rollouts.offsets, at, side="right") - 1, return_index=True)
+        before = np.zeros(len(self.rollouts), dtype=np.int64)
+        before[rows] = at[first] - self.rollouts.offsets[rows]
+        return before if col is None else np.where(col.mask(), col.values, before).astype(np.int64)
 
     @cached_property
     def finite(self) -> dict[Side, FloatArray]:

@@ -15,8 +15,9 @@ from onepolicy.types import BoolArray, FloatArray
 
 #: A placing fits when its mean gap is under this share of the gap between neighbouring tokens.
 _FITS = 0.25
-#: Fewer values than this, or flatter ones (nats), fit anything.
-_LEAST, _FLAT = 4, 0.05
+#: With fewer values than the first it takes a closer fit; fewer than the second, or flatter ones (nats), fit anything.
+_FEW, _LEAST, _FLAT = 4, 2, 0.05
+_FITS_FEW = 0.05
 #: A single token that stands out by this factor (and nats) was re-encoded.
 _STANDS_OUT, _NATS = 5.0, 0.2
 
@@ -34,7 +35,7 @@ def explain(x: FloatArray, y: FloatArray | None, n: int, prompt: int, trained: B
     if y is None or min(len(x), n) < _LEAST or not _contrast(y) > _FLAT:
         return counted
     found = sorted(_placings(x, y, prompt, trained), key=lambda p: p[0])
-    limit = _FITS * _contrast(y)
+    limit = (_FITS if min(len(x), n) >= _FEW else _FITS_FEW) * _contrast(y)
     if found and found[0][0] <= limit:
         return found[0][1]
     more = _cut(x, y) if extra > 0 else {}
@@ -94,7 +95,7 @@ def _placings(x: FloatArray, y: FloatArray, prompt: int, trained: BoolArray | No
     if trained is not None and m == int(trained.sum()) != n:
         gaps = _gaps(x, y[trained])
         yield (
-            _mean(gaps),
+            _mean(gaps) / 2,  # it says more than "one became several", which leaves a token out to fit as well
             _told("trained", "one value for each token in the loss mask", max_abs_at_trained=_most(gaps)),
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
+from onepolicy.integrity.fill_kinds import count_runs, is_round, say_kind, say_runs
 from onepolicy.integrity.places import many, place, places, spot_records, spot_tokens
 from onepolicy.integrity.uniform import UNIFORM_ABOVE, UNIFORM_BELOW
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
@@ -64,7 +65,7 @@ def _both_sides(out: Counted, batch: Batch, pair: Pair) -> None:
     fills = np.unique(np.concatenate(found))
     for side in SIDES:
         _whole_numbers(out, batch, pair, fills, side)
-        zero = np.flatnonzero(pair.of(side) == 0.0)
+        zero = _written(pair, pair.of(side))
         if len(zero):
             _zeros(out, batch, pair, np.setdiff1d(zero, fills), fills, side)
 
@@ -83,7 +84,26 @@ def _sentinels(out: Counted, batch: Batch, at: IntArray, x: FloatArray, gap: Flo
         name = "the least float" if value <= _LOWEST else f"{float(value):g}"
         out.count(f"fills:{side}:sentinel:{name}", int(n))
     spot_tokens(out, f"fills:{side}:sentinel", batch, at[found], {"value": x[found]})
+    if len(found):
+        out.count(f"fills:{side}:sentinel at the end", int(np.isin(at[found], _last_that_count(batch)).sum()))
     return found
+
+
+def _last_that_count(batch: Batch) -> IntArray:
+    """Flat places of the last token of each record that counts."""
+    at = np.flatnonzero(batch.live)
+    record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
+    return at[np.append(np.diff(record) != 0, True)] if len(at) else at
+
+
+def _written(pair: Pair, x: FloatArray) -> IntArray:
+    """Tokens with 0.0. -0.0 is a small log-prob that was rounded: nobody writes it, but where a list is negated."""
+    zero = x == 0.0
+    rounded = zero & np.signbit(x)
+    if rounded.any():
+        alike = pair.per_record(zero) == pair.lengths
+        zero &= ~rounded | np.repeat(alike, pair.lengths)
+    return np.flatnonzero(zero)
 
 
 def _zeros(out: Counted, batch: Batch, pair: Pair, zero: IntArray, fills: IntArray, side: Side) -> None:
@@ -122,6 +142,7 @@ def _count_zeros(
     last = at == (pair.starts + pair.lengths - 1)[record]
     out.count(f"fills:{side}:zero at the end", int((last & ~np.isin(record, all_zero)).sum()))
     out.greatest(f"fills:{side}:worst", float(pair.gap[at].max()))
+    count_runs(out, batch, pair.at[at], side)
     against = y[at][(y[at] == np.rint(y[at])) & (y[at] > SENTINELS[0])]
     for value, n in zip(*np.unique(against, return_counts=True), strict=True):
         out.count(f"fills:{side}:zero against:{float(value):g}", int(n))
@@ -130,10 +151,12 @@ def _count_zeros(
 
 
 def _whole_numbers(out: Counted, batch: Batch, pair: Pair, fills: IntArray, side: Side) -> None:
-    """Tokens with -1.0, -10.0 and the like where the other side is far off. Rounded values hit such numbers too, but
-    where both sides agree. `fills`: tokens that are fills already."""
+    """Tokens with -1.0, -10.0, log 1e-8 and the like where the other side is far off. Rounded values hit such numbers
+    too, but where both sides agree. `fills`: tokens that are fills already."""
     x, y = _both(pair, side)
-    whole = np.flatnonzero((x == np.rint(x)) & (x < 0.0) & (x > SENTINELS[0]))
+    whole = np.flatnonzero((x < 0.0) & is_round(x))
+    whole = whole[(x[whole] > SENTINELS[0]) | (x[whole] != np.rint(x[whole]))]
+    whole = whole[y[whole] != 0.0]  # of the two, 0.0 is the fill
     whole = np.setdiff1d(whole, fills)
     if not len(whole):
         return
@@ -254,6 +277,7 @@ def _alone(out: Counted, batch: Batch, side: Side) -> None:
     _sentinels(out, batch, at, x, None, side)
     record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
     tokens, zeros = (np.bincount(r, minlength=len(batch.rollouts)) for r in (record, record[x == 0.0]))
+    _alike_alone(out, batch, x, tokens, side)
     greedy = np.isinf(_kept_alone(batch))
     rows = np.flatnonzero((tokens >= _LEAST_ALONE) & (zeros == tokens) & ~greedy)
     if len(rows):
@@ -261,6 +285,19 @@ def _alone(out: Counted, batch: Batch, side: Side) -> None:
         out.count(f"fills:{side}:zero records", len(rows))
         out.count(f"fills:{side}:all-zero records", len(rows))
         spot_records(out, f"fills:{side}:all-zero", batch, rows, {"tokens": tokens[rows]})
+
+
+def _alike_alone(out: Counted, batch: Batch, x: FloatArray, tokens: IntArray, side: Side) -> None:
+    """Records with one number other than 0.0 at all of their tokens. `x`: the values of each record after another's."""
+    rows = np.flatnonzero(tokens >= _LEAST_ALONE)
+    first = (np.cumsum(tokens) - tokens)[rows]
+    record = np.repeat(np.arange(len(tokens)), tokens)
+    again = (np.diff(x) == 0) & (np.diff(record) == 0)
+    same = np.bincount(record[1:][again], minlength=len(tokens))
+    alike = (same[rows] == tokens[rows] - 1) & (x[first] < 0.0) & (x[first] > SENTINELS[0])
+    hits = [(int(s), float(x[i]), int(tokens[s])) for s, i in zip(rows[alike], first[alike], strict=True)]
+    if hits:
+        _count_repeated(out, batch, hits, side)
 
 
 # -- judged ----------------------------------------------------------------------------------------------------------
@@ -281,14 +318,17 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     named += ["zero elsewhere"] if _elsewhere(total, key) else []
     spots = [s for kind in named for s in total.spots.get(key + kind, [])]
     spots = [s for s in spots if kinds.get("1") or '"value": 1.0' not in s.what]
-    says = "; ".join(_say(kind, count) for kind, count in kinds.items())
+    says = "; ".join(say_kind(kind, count) for kind, count in kinds.items())
     message = f"{told.name(side)}: {n:,} of {many(of, 'log-prob')} are fill values ({says})"
     all_zero = total.counts.get(key + "all-zero records", 0)
     if all_zero:
         message += f"; in {many(all_zero, 'record')} every value is 0.0"
-    at_end = total.counts.get(key + "zero at the end", 0)
-    if at_end and at_end == kinds.get("0.0"):
+    at_end = total.counts.get(key + "zero at the end", 0) + total.counts.get(key + "sentinel at the end", 0)
+    runs = {part: total.counts.get(f"{key}zero runs {part}", 0) for part in ("at the start", "inside", "at the end")}
+    if at_end == n:
         message += "; each is the last token of its reply: one that was appended, not drawn"
+    else:
+        message += say_runs(runs, n)
     evidence = {
         "side": told.name(side),
         "filled": n,
@@ -297,6 +337,7 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
         "values": kinds,
         "all_zero_records": all_zero,
         "at_the_end": at_end,
+        "in_runs": runs,
         "records": _by_record(total, key),
         "places": places(spots),
     }
@@ -340,10 +381,6 @@ def _elsewhere(total: Counted, key: str) -> int:
     return n if total.counts.get(key + "zero", 0) > 0.05 * n else 0
 
 
-def _say(kind: str, n: int) -> str:
-    return f"one number repeated: {n:,}" if kind == "repeated" else f"{kind}: {n:,}"
-
-
 def _constant(total: Counted, key: str, of: int) -> bool:
     """One number at every token of the dump is another finding: `uniform`."""
     above, below = total.most.get(key + "repeated above"), total.most.get(key + "repeated below")
@@ -354,7 +391,7 @@ def _constant(total: Counted, key: str, of: int) -> bool:
 def _by_record(total: Counted, key: str) -> dict[str, list[int]]:
     """Record -> positions in its reply, of the places that are kept."""
     out: dict[str, list[int]] = {}
-    for kind in ("zero", "sentinel"):
+    for kind in ("zero", "sentinel", *(f"whole:{v}" for v in _whole_kinds(total, key))):
         for row in places(total.spots.get(key + kind, [])):
             out.setdefault(row["record"], []).append(row["reply_position"])
     return {record: sorted(positions) for record, positions in sorted(out.items())}

@@ -12,6 +12,8 @@ from onepolicy.types import Finding, FloatArray
 
 #: Nats up to which a value above 0 is still about the other side's log-prob.
 NEAR = 1.5
+#: Share of the values above 0 that are one function of the other side's.
+_MOSTLY = 0.8
 
 
 def look(batch: Batch) -> Counted:
@@ -55,12 +57,27 @@ def _positive(out: Counted, batch: Batch, side: Side, values: FloatArray) -> Non
     out.count(f"finite:{side}:positive", len(at))
     out.count(f"finite:{side}:exactly 1", int((x == 1.0).sum()))
     out.count(f"finite:{side}:above 1", int((x > 1.0).sum()))
+    record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
+    here = np.bincount(record, minlength=len(batch.rollouts))[batch.sequence_of()] > 0
+    with np.errstate(invalid="ignore"):
+        out.count(f"finite:{side}:beside", int((batch.live & here & np.isfinite(values)).sum()))
+        out.count(f"finite:{side}:beside, negative", int((batch.live & here & (values < 0.0)).sum()))
     other = batch.side_values.get("b" if side == "a" else "a")
     if other is not None:
-        with np.errstate(invalid="ignore"):
-            out.count(f"finite:{side}:near the other", int((np.abs(x - other[at]) < NEAR).sum()))
+        _against(out, side, x, other[at])
     out.greatest(f"finite:{side}:greatest", float(x.max()))
     spot_tokens(out, f"finite:{side}:positive", batch, at, {"value": x})
+
+
+def _against(out: Counted, side: Side, x: FloatArray, y: FloatArray) -> None:
+    """Values `x` above 0 with the other side's `y`: what function of it they are."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        known = y < 0.0
+        out.count(f"finite:{side}:near the other", int((np.abs(x - y) < NEAR).sum()))
+        out.count(f"finite:{side}:with the other", int(known.sum()))
+        p = np.exp(y)
+        out.count(f"finite:{side}:its probability", int((known & (np.abs(x - p) <= 0.02 + 0.1 * p)).sum()))
+        out.count(f"finite:{side}:its negative", int((known & (np.abs(x + y) <= 0.05 - 0.15 * y)).sum()))
 
 
 def judge(total: Counted, told: Told) -> list[Finding]:
@@ -86,13 +103,21 @@ def _positive_found(total: Counted, told: Told, side: Side) -> Finding | None:
 
 
 def _looks_like(total: Counted, key: str, n: int, of: int) -> str | None:
-    """By the range of the column; only where the values above 0 are no exception."""
-    if n < 0.05 * of or n < 3:
+    """By the other side's values, else by the range, of the records that have values above 0; only where these are no
+    exception."""
+    beside, known = total.counts.get(key + "beside", 0), total.counts.get(key + "with the other", 0)
+    if n < 3 or n < min(0.05 * of, 0.5 * beside):
         return None
-    if total.counts.get(key + "negative", 0):
+    if known and total.counts.get(key + "its probability", 0) > _MOSTLY * known:
+        return "probabilities"
+    if known and total.counts.get(key + "its negative", 0) > _MOSTLY * known:
+        return "losses: the sign is turned round"
+    if total.counts.get(key + "beside, negative", 0):
         if total.counts.get(key + "near the other", 0) > 0.9 * n:
             return "log-probs to which something was added: the other side has nearly the same value there"
-        return "logits, which have both signs"
+        return "logits, or differences of log-probs, which have both signs"
+    if known:
+        return "another quantity: no probabilities, and no log-probs with the sign turned round, by the other side"
     return "losses: the sign is turned round" if total.counts.get(key + "above 1", 0) else "probabilities"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onepolicy.codes import finding
-from onepolicy.codes.kind import DRIFT, FAIL, INFO, PASS
+from onepolicy.codes.kind import DRIFT, FAIL, INFO, PASS, WARN
 from onepolicy.counted import Counted
 from onepolicy.integrity.base import Batch, Told
 from onepolicy.integrity.places import many, place, places, share, spot_records, spot_tokens
@@ -13,6 +13,12 @@ from onepolicy.types import BoolArray, Finding, IntArray
 
 #: Share of records with an empty mask up to which a filter may have done it.
 _FILTERED = 0.5
+#: Tokens of one id with 0.0 on both sides that are padding; share of the tokens outside of the mask that were drawn.
+_PADS, _DREW = 3, 0.8
+#: Share of the records that begin alike.
+_ALIKE = 0.9
+#: Share of the drawn tokens outside of the mask that stand at the ends of replies; a filter by tokens takes out others.
+_ENDS = 0.3
 
 
 def look(batch: Batch) -> Counted:
@@ -33,7 +39,83 @@ def look(batch: Batch) -> Counted:
     if len(wrong):
         _undrawn(out, batch, wrong)
     _left_out(out, batch, known & ~trained & drawn, n_drawn, n_trained)
+    if batch.a is not None:
+        _ends(out, batch, trained, known & ~trained & drawn & _has_value(batch))
+        _turned_round(out, batch, trained, known & ~trained & rollouts.drawn)
+    if len(batch.side_values) == 2:
+        _padding(out, batch, trained)
     return out
+
+
+def _has_value(batch: Batch) -> BoolArray:
+    """`[T]` a log-prob of the sampler that is no placeholder: it drew the token."""
+    values = batch.side_values["a"]
+    return np.isfinite(values) & (values != 0.0)
+
+
+def _ends(out: Counted, batch: Batch, trained: BoolArray, left: BoolArray) -> None:
+    """Replies whose first drawn token, or the stop token that ended them, is left out alone. `left` `[T]`: drawn and
+    not trained."""
+    at = np.flatnonzero(batch.rollouts.drawn)
+    if not len(at):
+        return
+    record = np.searchsorted(batch.rollouts.offsets, at, side="right") - 1
+    edge = np.append(np.diff(record) != 0, True)
+    first, last = at[np.append(True, edge[:-1])], at[edge]
+    rows = record[edge]
+    several = first < last
+    late = several & left[first] & trained[np.minimum(first + 1, len(trained) - 1)]
+    stopped = several & _stopped(batch)[rows]
+    early = stopped & left[last] & trained[last - 1]
+    out.count("masks:left with a value", int((left & _touched(batch, trained)).sum()))
+    out.count("masks:begins late", int(late.sum()))
+    out.count("masks:has a first", int((several & (trained[first] | late)).sum()))
+    spot_tokens(out, "masks:begins late", batch, first[late], {})
+    out.count("masks:stop left out", int(early.sum()))
+    out.count("masks:stopped", int((stopped & (trained[last] | early)).sum()))
+    spot_tokens(out, "masks:stop left out", batch, last[early], {"id": batch.rollouts.token_ids[last[early]]})
+
+
+def _touched(batch: Batch, trained: BoolArray) -> BoolArray:
+    """`[T]` tokens of records that are trained at all."""
+    return (_per_record(batch, trained) > 0)[batch.sequence_of()]
+
+
+def _stopped(batch: Batch) -> BoolArray:
+    """`[S]` replies that a stop token is said to have ended."""
+    col = batch.rollouts.records.get("finish_reason")
+    if col is None:
+        return np.zeros(len(batch.rollouts), dtype=bool)
+    return np.array([v == "stop" for v in col.values.tolist()], dtype=bool) & col.mask()
+
+
+def _turned_round(out: Counted, batch: Batch, trained: BoolArray, left: BoolArray) -> None:
+    """Records that train on tokens without a value of the sampler alone, and leave out those that have one."""
+    has = _has_value(batch)
+    n, empty = _per_record(batch, trained), _per_record(batch, trained & ~has)
+    rest, drew = _per_record(batch, left), _per_record(batch, left & has)
+    rows = np.flatnonzero((n > 1) & (empty == n) & (drew > 1) & (drew > _DREW * rest))
+    out.count("masks:turned round", len(rows))
+    out.count("masks:turned round tokens", int(n[rows].sum()))
+    spot_records(out, "masks:turned round", batch, rows, {"trained": n[rows], "drawn": drew[rows]})
+
+
+def _padding(out: Counted, batch: Batch, trained: BoolArray) -> None:
+    """Trained tokens of one id at the end of a reply, with 0.0 on both sides."""
+    a, b = batch.side_values["a"], batch.side_values["b"]
+    ids, offsets = batch.rollouts.token_ids, batch.rollouts.offsets
+    pad = trained & (a == 0.0) & (b == 0.0)
+    if not pad.any():
+        return
+    rows = np.flatnonzero(_per_record(batch, pad) >= _PADS)
+    tails: list[int] = []
+    for s in rows.tolist():
+        here = slice(int(offsets[s]), int(offsets[s + 1]))
+        other = np.flatnonzero(~pad[here] | (ids[here] != ids[here.stop - 1]))
+        begins = here.start + (int(other[-1]) + 1 if len(other) else 0)
+        tails += range(begins, here.stop) if here.stop - begins >= _PADS else []
+    out.count("masks:padding", len(tails))
+    spot_tokens(out, "masks:padding", batch, np.array(tails, dtype=np.int64), {"id": ids[tails]})
 
 
 def _per_record(batch: Batch, where: BoolArray) -> IntArray:
@@ -63,7 +145,10 @@ def _left_out(out: Counted, batch: Batch, where: BoolArray, n_drawn: IntArray, n
 
 
 def judge(total: Counted, told: Told) -> list[Finding]:
-    checks = (_empty(total), _undrawn_found(total), _left_out_found(total))
+    checks = (
+        _empty(total), _turned_round_found(total), _padding_found(total), _undrawn_found(total),
+        _stop_found(total, told), _late_found(total), _left_out_found(total),
+    )  # fmt: skip
     return [f for f in checks if f is not None]
 
 
@@ -101,3 +186,63 @@ def _left_out_found(total: Counted) -> Finding | None:
     evidence = {"tokens": n, "records": rows, "places": places(first)}
     return finding("sampled-not-trained", message, place=place(first), evidence=evidence, origin="run",
                    severity=INFO, outcome=PASS)  # fmt: skip
+
+
+def _turned_round_found(total: Counted) -> Finding | None:
+    n, of = total.counts.get("masks:turned round", 0), total.counts.get("masks:records", 0)
+    if not n:
+        return None
+    first = total.spots["masks:turned round"]
+    message = (
+        f"the loss mask is turned round in {n:,} of {many(of, 'record')}: it trains tokens that have no log-prob of "
+        "the sampler, and leaves out those that it drew"
+    )
+    tokens = total.counts["masks:turned round tokens"]
+    evidence = {"records": n, "of": of, "share": share(n, of), "undrawn": tokens, "places": places(first)}
+    return finding("undrawn-tokens-trained", message, place=place(first), evidence=evidence, origin="run")
+
+
+def _padding_found(total: Counted) -> Finding | None:
+    n, of = total.counts.get("masks:padding", 0), total.counts.get("masks:trained", 0)
+    if not n:
+        return None
+    first = total.spots["masks:padding"]
+    message = (
+        f"{n:,} of {many(of, 'trained token')} are padding: one id to the end of the reply, with 0.0 for a log-prob on "
+        "both sides"
+    )
+    evidence = {"undrawn": n, "trained": of, "share": share(n, of), "kinds": {"padding": n}, "places": places(first)}
+    return finding("undrawn-tokens-trained", message, place=place(first), evidence=evidence, origin="run")
+
+
+def _filtered(total: Counted) -> bool:
+    """Most of what is left out stands elsewhere than at the ends: something takes out tokens, here and there an end."""
+    ends = total.counts.get("masks:begins late", 0) + total.counts.get("masks:stop left out", 0)
+    return ends < _ENDS * total.counts.get("masks:left with a value", 0)
+
+
+def _stop_found(total: Counted, told: Told) -> Finding | None:
+    """With a tokenizer the token checks tell it, by the stop ids."""
+    n, of = total.counts.get("masks:stop left out", 0), total.counts.get("masks:stopped", 0)
+    if not n or told.vocab_size is not None or _filtered(total):
+        return None
+    first = total.spots["masks:stop left out"]
+    message = (
+        f"the last token that was drawn is outside of the loss mask in {n:,} of {many(of, 'reply', 'replies')} that a "
+        "stop token ended, and the one before it is inside"
+    )
+    evidence = {"replies": n, "of": of, "share": share(n, of), "places": places(first)}
+    return finding("stop-token-not-trained", message, place=place(first), evidence=evidence, origin="run")
+
+
+def _late_found(total: Counted) -> Finding | None:
+    """The same slip in (nearly) every record: a mask that is one off, no filter."""
+    n, of = total.counts.get("masks:begins late", 0), total.counts.get("masks:has a first", 0)
+    if not n or n < _ALIKE * of or _filtered(total):
+        return None
+    first = total.spots["masks:begins late"]
+    message = f"the loss mask begins one token late in {n:,} of {many(of, 'reply', 'replies')}: the first was drawn too"
+    evidence = {"replies": n, "of": of, "share": share(n, of), "places": places(first)}
+    advice = "Shift the mask with the labels it belongs to, once: value i of both is about token i."
+    return finding("sampled-not-trained", message, place=place(first), evidence=evidence, origin="run", severity=WARN,
+                   outcome=PASS, advice=advice)  # fmt: skip

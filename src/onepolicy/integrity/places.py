@@ -110,6 +110,6 @@ def share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def many(n: int, what: str) -> str:
-    """`1 record`, `12 records`."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def many(n: int, what: str, more: str | None = None) -> str:
+    """`1 record`, `12 records`; `more`: its plural where that is no `s`."""
+    return f"{n:,} {what if n == 1 else more or what + 's'}"

@@ -1,4 +1,5 @@
-"""Values that were rounded when they were stored: all of a side's log-probs lie on the bfloat16 or float16 grid.
+"""Values that were rounded when they were stored: all of a side's log-probs lie on the grid of bfloat16, float16 or of
+eight bits (e4m3, e5m2).
 
 An engine that computes in bfloat16 takes its log-softmax in float32, so its values are not on that grid; one value in
 65,536 is by chance. Round numbers (0, -0.5, -1.25) are on any grid and say nothing.
@@ -20,6 +21,9 @@ _ON_GRID, _LEAST = 0.99, 12
 #: Bits that are 0 in a number of three bits of mantissa, of bfloat16, of float16 (its subnormals aside).
 _SHORT, _BF16, _FP16 = np.uint32(0x001FFFFF), np.uint32(0xFFFF), np.uint32(0x1FFF)
 _LEAST_NORMAL = np.float32(2.0**-14)
+#: Bits that are 0 in a number of eight bits, by format; values that are no short decimals, and how many it takes.
+_EIGHT = {"e5m2": np.uint32(0x001FFFFF), "e4m3": np.uint32(0x000FFFFF)}
+_DECIMALS, _LEAST_ODD = 1000.0, 6
 #: Values are held against grids in blocks that stay in the cache.
 _BLOCK = 1 << 16
 
@@ -42,11 +46,17 @@ def _on_grids(x: FloatArray) -> dict[str, int]:
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)
     bits = near.view(np.uint32)
-    single = near == x
+    whole = near == x
     telling = (bits & _SHORT) != 0
-    telling |= ~single
-    single &= telling
+    telling |= ~whole
+    single = whole & telling
+    eight = {kind: whole & ((bits & mask) == 0) & (near != 0) for kind, mask in _EIGHT.items()}
+    scaled = x * _DECIMALS  # -0.625 and -1.5 are short decimals as well, and say nothing
+    odd = eight["e4m3"] & (np.abs(scaled - np.rint(scaled)) > 1e-6)
     return {
+        "not zero": int(np.count_nonzero(x)),
+        "odd": int(np.count_nonzero(odd)),
+        **{kind: int(np.count_nonzero(on)) for kind, on in eight.items()},
         "telling": int(np.count_nonzero(telling)),
         "float32": int(np.count_nonzero(single)),
         "bf16": int(np.count_nonzero(single & ((bits & _BF16) == 0))),
@@ -69,8 +79,13 @@ def judge(total: Counted, told: Told) -> list[Finding]:
 
 def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     key = f"precision:{side}:"
+    if total.most.get(key + "greatest", 0.0) == -total.most.get(key + "least, negative", 0.0):
+        return None
+    eight = _eight_bits(total, told, side)
+    if eight is not None:
+        return eight
     n = total.counts.get(key + "telling", 0)
-    if n < _LEAST or total.most[key + "greatest"] == -total.most[key + "least, negative"]:
+    if n < _LEAST:
         return None
     on = {kind: total.counts.get(key + kind, 0) for kind in ("bf16", "fp16", "float32")}
     kind = next((k for k in ("bf16", "fp16") if on[k] >= _ON_GRID * n), None)
@@ -84,3 +99,19 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
                 "on_grid": on, "largest_relative_rounding": half}  # fmt: skip
     ruled_out = (f"an engine that computes in {word}: its log-softmax is float32, off this grid",)
     return finding(f"stored-as-{kind}", message, evidence=evidence, ruled_out=ruled_out, origin="run")
+
+
+def _eight_bits(total: Counted, told: Told, side: Side) -> Finding | None:
+    key = f"precision:{side}:"
+    n, odd = total.counts.get(key + "not zero", 0), total.counts.get(key + "odd", 0)
+    kind = next((k for k in _EIGHT if total.counts.get(key + k, 0) >= _ON_GRID * n), None)
+    if kind is None or n < _LEAST or odd < _LEAST_ODD:
+        return None
+    half = {"e5m2": 2.0**-3, "e4m3": 2.0**-4}[kind]
+    on = total.counts[key + kind]
+    message = f"{told.name(side)}: {on:,} of {many(n, 'log-prob')} other than 0 are {kind} numbers (eight bits) exactly"
+    message += f"; storing them so moved each by up to {half:.3g} of its size"
+    evidence = {"side": told.name(side), "tokens": n, "format": kind, "share_exact_fp8": on / n,
+                "largest_relative_rounding": half}  # fmt: skip
+    ruled_out = ("an engine that computes in eight bits: its log-softmax is float32, off this grid",)
+    return finding("stored-as-fp8", message, evidence=evidence, ruled_out=ruled_out, origin="run")

@@ -69,21 +69,32 @@ def _joined(a: Hashes, b: Hashes) -> Hashes:
 
 
 def _some(at: IntArray, places: Sequence[str]) -> list[str]:
-    return sorted({str(places[i]) for i in at.tolist()})[:_NAMED] if len(places) else []
+    return sorted({str(places[i]) for i in at.tolist()} - {""})[:_NAMED] if len(places) else []
 
 
 def _doubled(content: Hashes, copies: BoolArray, places: Sequence[str]) -> Finding:
     n, of = int(copies.sum()), len(content)
     sequences = len(np.unique(content[copies]))
     message = f"{n:,} of {many(of, 'record')} repeat the ids and log-probs of another ({many(sequences, 'sequence')})"
-    where = _some(np.flatnonzero(copies), places)
+    where = _pairs(content, copies, places)
     evidence = {"copies": n, "records": of, "share": n / of, "sequences": sequences, "places": where}
     return finding("duplicate-records", message, place="; ".join(where[:3]), evidence=evidence, origin="run")
 
 
+def _pairs(content: Hashes, copies: BoolArray, places: Sequence[str]) -> list[str]:
+    """The places of copies, each with that of the first of its kind where it has another name."""
+    if not len(places):
+        return []
+    _, first, inverse = np.unique(content, return_index=True, return_inverse=True)
+    pairs = {(str(places[i]), str(places[int(first[inverse[i]])])) for i in np.flatnonzero(copies).tolist()}
+    return [a if a == b or not b else f"{a} (as {b})" for a, b in sorted(pairs) if a][:_NAMED]
+
+
 def _other_content(record: Hashes, other: BoolArray, places: Sequence[str]) -> Finding:
     n, ids = int(other.sum()), len(np.unique(record[other]))
-    message = f"{many(ids, 'record id')} stand for more than one sequence ({many(n, 'record')} too many)"
+    message = (
+        f"{many(ids, 'record id stands', 'record ids stand')} for more than one sequence ({many(n, 'record')} too many)"
+    )
     where = _some(np.flatnonzero(other), places)
     evidence = {"ids": ids, "records": n, "of": len(record), "places": where}
     return finding("record-id-repeated", message, place="; ".join(where[:3]), evidence=evidence, origin="run")

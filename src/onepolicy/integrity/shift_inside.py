@@ -37,9 +37,10 @@ class Part:
 
 
 def shifted(
-    a: FloatArray, b: FloatArray, at: IntArray, k: int, starts: IntArray, lengths: IntArray
+    a: FloatArray, b: FloatArray, at: IntArray, k: int | IntArray, starts: IntArray, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """`a`, and the token of `b` that stands k places later in the same record, where there is one."""
+    """`a`, and the token of `b` that stands k places later (`[N]` or one for all) in the same record, where there is
+    one."""
     n = len(a)
     partner = np.arange(n) + k
     inside = (partner >= 0) & (partner < n)
@@ -49,8 +50,9 @@ def shifted(
     return a, b[partner], there
 
 
-def look_inside(out: Counted, batch: Batch, part: Part, which: BoolArray) -> None:
-    """Counts the records of `which` `[R]` that split into a part without and a part with a lag, by lag."""
+def look_inside(out: Counted, batch: Batch, part: Part, which: BoolArray) -> BoolArray:
+    """Counts the records of `which` `[R]` that split into a part without and a part with a lag, by lag; those `[R]`."""
+    found = np.zeros(len(part.rows), dtype=bool)
     telling = part.a < TELLING
     n = np.add.reduceat(telling.astype(np.int64), part.starts)
     fitting = {k: _fitting(part, k) for k in (0, *LAGS)}
@@ -60,7 +62,10 @@ def look_inside(out: Counted, batch: Batch, part: Part, which: BoolArray) -> Non
         rival = np.max([fit[j] for j in LAGS if j != k], axis=0)  # text that repeats itself fits several
         good &= rival <= _RIVAL * fit[k]
         splits = [(int(i), _split(part, int(i), k)) for i in np.flatnonzero(good)]
-        _count(out, batch, part, k, [(i, at) for i, at in splits if at is not None])
+        known = [(i, at) for i, at in splits if at is not None]
+        found[[i for i, _ in known]] = True
+        _count(out, batch, part, k, known)
+    return found
 
 
 def near(x: FloatArray, y: FloatArray) -> BoolArray:

@@ -16,7 +16,9 @@ from onepolicy.counted import Counted
 from onepolicy.grid import GRID_BITS, to_float
 from onepolicy.integrity.base import Batch, Pair, Told, total_of
 from onepolicy.integrity.places import place, places, spot_records
+from onepolicy.integrity.shift_far import look_far
 from onepolicy.integrity.shift_inside import TELLING, Part, look_inside, near, shifted
+from onepolicy.integrity.shift_turns import look_turns
 from onepolicy.types import BoolArray, Finding, FloatArray, IntArray
 
 LAGS = (-2, -1, 0, 1, 2)
@@ -24,11 +26,15 @@ LAGS = (-2, -1, 0, 1, 2)
 _APART = 0.15
 #: Tokens for a record of its own; tokens of shorter ones together.
 _LEAST, _POOL = 8, 40
+#: Fewer pairs will do where the lag leaves next to nothing of the gap.
+_FEWEST, _SHARE_FEW = 4, 0.05
 #: The lag that fits has a mean gap under the first share of lag 0's, the next best one above the second; and this
 #: correlation, so much above lag 0's.
 _SHARE, _RIVAL, _CORRELATED, _BETTER = 0.25, 0.4, 0.9, 0.3
 #: Values that tell lags apart, at least, and the share of them that fits.
 _TELL, _FIT = 4, 0.7
+#: Share of the records that a lag of more than two tokens explains.
+_FAR_SHARE = 0.02
 #: Spread (nats) below which any lag fits.
 _SPREAD = 0.2
 #: A gap is counted up to this, so that a fill value does not decide.
@@ -70,10 +76,11 @@ def look(batch: Batch) -> Counted:
     if pair is None or not len(pair.a):
         return out
     out.count("shifts:records", int((pair.lengths > 0).sum()))
-    apart = pair.per_record(np.minimum(pair.gap, 1.0)) > _APART * pair.lengths
+    apart = batch.usual_gap > _APART
     short = (pair.lengths < _LEAST) & (pair.lengths > 2)
     if short.any():
         _pool(out, pair, short)
+        spot_records(out, "shifts:short", batch, np.flatnonzero(short & apart), {})
     rows = np.flatnonzero(apart & (pair.lengths >= _LEAST))
     if len(rows):
         _looked_at(out, batch, pair, rows)
@@ -81,12 +88,15 @@ def look(batch: Batch) -> Counted:
 
 
 def _looked_at(out: Counted, batch: Batch, pair: Pair, rows: IntArray) -> None:
-    inside, starts, lengths = _selected(pair, rows)
-    a, b, at = pair.a[inside], pair.b[inside], pair.at[inside]
+    chosen, starts, lengths = _selected(pair, rows)
+    a, b, at = pair.a[chosen], pair.b[chosen], pair.at[chosen]
     lagged = {k: _at_lag(a, b, at, k, starts, lengths) for k in LAGS}
     best = _best(lagged)
     found = best != 0
-    look_inside(out, batch, Part(a, b, at, starts, lengths, rows), ~found)
+    part = Part(a, b, at, starts, lengths, rows)
+    inside = look_inside(out, batch, part, ~found)
+    turns = look_turns(out, batch, part, ~found & ~inside)
+    look_far(out, batch, part, ~found & ~inside & ~turns)
     if not found.any():
         return
     for k in LAGS:
@@ -94,15 +104,15 @@ def _looked_at(out: Counted, batch: Batch, pair: Pair, rows: IntArray) -> None:
             out.count(f"shifts:lag:{k}", int((best == k).sum()))
     picked = np.flatnonzero(found)
     _add_sums(out, lagged, best, picked)
-    chosen = [lagged[int(k)] for k in best[picked]]
+    each = [lagged[int(k)] for k in best[picked]]
     notes = {
         "best_lag": best[picked],
-        "pairs": [int(x.n[i]) for x, i in zip(chosen, picked, strict=True)],
+        "pairs": [int(x.n[i]) for x, i in zip(each, picked, strict=True)],
         "corr_lag0": np.round(lagged[0].correlation[picked], 6),
-        "corr_best": [round(float(x.correlation[i]), 6) for x, i in zip(chosen, picked, strict=True)],
+        "corr_best": [round(float(x.correlation[i]), 6) for x, i in zip(each, picked, strict=True)],
         "mean_abs_lag0": np.round(lagged[0].mean[picked], 6),
-        "mean_abs_best": [round(float(x.mean[i]), 6) for x, i in zip(chosen, picked, strict=True)],
-        "max_abs_after_shift": [round(float(x.most[i]), 6) for x, i in zip(chosen, picked, strict=True)],
+        "mean_abs_best": [round(float(x.mean[i]), 6) for x, i in zip(each, picked, strict=True)],
+        "max_abs_after_shift": [round(float(x.most[i]), 6) for x, i in zip(each, picked, strict=True)],
     }
     spot_records(out, "shifts:first", batch, rows[picked], notes)
 
@@ -172,7 +182,7 @@ def _pool(out: Counted, pair: Pair, short: BoolArray) -> None:
 def judge(total: Counted, told: Told) -> list[Finding]:
     found = {k: total.counts.get(f"shifts:lag:{k}", 0) for k in LAGS if k}
     if not any(found.values()):
-        return _inside(total, told) or _pooled(total, told)
+        return _by_turn(total, told) or _inside(total, told) or _far(total, told) or _pooled(total, told)
     lag = max(found, key=lambda k: (found[k], -abs(k)))
     n, of = sum(found.values()), total.counts["shifts:records"]
     first = total.spots["shifts:first"]
@@ -209,6 +219,42 @@ def _inside(total: Counted, told: Told) -> list[Finding]:
     return [finding("shift-by-one", message, place=place(first), evidence=evidence, advice=advice, origin="run")]
 
 
+def _by_turn(total: Counted, told: Told) -> list[Finding]:
+    """Each turn with a lag of its own; only where that explains more records than one place in each does."""
+    n, of = total.counts.get("shifts:turns", 0), total.counts.get("shifts:records", 0)
+    if not n or n < _FAR_SHARE * of or n < sum(total.counts.get(f"shifts:inside:{k}", 0) for k in LAGS):
+        return []
+    first = total.spots["shifts:turns"]
+    lags = sorted({row["best_lag"] for row in places(first)}, key=lambda k: (abs(k), k))
+    says = ", ".join(_words(k, told).split(" (")[0] for k in lags[:2]) + (", ..." if len(lags) > 2 else "")
+    message = f"the turns lie apart by lags of their own ({says}), in {n:,} of {of:,} records"
+    evidence = {"best_lag": lags[0], "lags": lags, "records": n, "of": of, "share": n / of, "places": places(first)}
+    advice = (
+        "At each boundary values were lost or put in (stop tokens, tool output): keep one for each id of the reply."
+    )
+    return [finding("shift-by-one", message, place=place(first), evidence=evidence, advice=advice, origin="run")]
+
+
+def _far(total: Counted, told: Told) -> list[Finding]:
+    """Lists that lie apart by the prompt, or by more than two tokens."""
+    found = {
+        k.removeprefix("shifts:far:"): n for k, n in sorted(total.counts.items()) if k.startswith("shifts:far:") and n
+    }
+    n, of = sum(found.values()), total.counts.get("shifts:records", 0)
+    if not n or n < _FAR_SHARE * of:
+        return []
+    name = max(found, key=lambda k: found[k])
+    longest, first = int(total.most["shifts:far longest"]), total.spots["shifts:far"]
+    a, b = told.name("a"), told.name("b")
+    late, early = (b, a) if name == "-prompt" or name.isdigit() else (a, b)
+    by = f"{name.strip('-')} tokens" if "prompt" not in name else "as many tokens as the prompt has"
+    message = f"{late} is late against {early} by {by} (or {early} early), in {n:,} of {of:,} records"
+    message += ": as a list that begins with the prompt and was cut to the reply" if "prompt" in name else ""
+    evidence = {"best_lag": places(first)[0]["best_lag"], "longest": longest, "records": n, "of": of, "share": n / of,
+                "by_lag": found, "places": places(first)}  # fmt: skip
+    return [finding("shift-by-one", message, place=place(first), evidence=evidence, origin="run")]
+
+
 def _words(lag: int, told: Told) -> str:
     a, b = told.name("a"), told.name("b")
     by = "one token" if abs(lag) == 1 else f"{abs(lag)} tokens"
@@ -233,17 +279,19 @@ def _correlation(total: Counted, kind: int, lag: int) -> float:
 
 def _pooled(total: Counted, told: Told) -> list[Finding]:
     n = {k: total.counts.get(f"shifts:short:{k}", 0) for k in LAGS}
-    if min(n.values()) < _POOL:
+    if min(n.values()) < _FEWEST:
         return []
+    fits = _SHARE if min(n.values()) >= _POOL else _SHARE_FEW
     means = {k: to_float(total.sums[f"shifts:short:{k}"]) / n[k] for k in LAGS}
     lag = min(LAGS, key=lambda k: means[k])
     second = min(v for k, v in means.items() if k != lag)
-    if lag == 0 or means[0] < 2 * _APART or means[lag] > _SHARE * means[0] or second < _RIVAL * means[0]:
+    if lag == 0 or means[0] < 2 * _APART or means[lag] > fits * means[0] or second < _RIVAL * means[0]:
         return []
+    first = total.spots.get("shifts:short", [])
     message = (
         f"{_words(lag, told)} in the short replies: their mean gap is {means[0]:.3g} nats as they stand and "
         f"{means[lag]:.2g} after the shift"
     )
     evidence = {"best_lag": lag, "mean_abs_by_lag": {str(k): v for k, v in means.items()}, "pairs": n[lag],
-                "records": total.counts["shifts:records"]}  # fmt: skip
-    return [finding("shift-by-one", message, evidence=evidence, origin="run")]
+                "records": total.counts["shifts:records"], "places": places(first)}  # fmt: skip
+    return [finding("shift-by-one", message, place=place(first), evidence=evidence, origin="run")]

@@ -26,6 +26,11 @@ _LEAST_REAL = -40.0
 _AGREES, _ABOVE, _ROOM = 0.1, 0.3, 1.02
 #: Tokens of each kind, and shares of them.
 _LEAST, _MOSTLY, _HARDLY, _OFTEN = 16, 0.95, 0.02, 0.5
+#: With fewer tokens none may speak against it: at least so many of each kind, this share of the unlikely ones above.
+_FEWEST, _ALL_BUT = 8, 0.75
+#: At unlikely tokens, how far above the stored values are on average (nats): a truncation of flat distributions moves
+#: them by less. And their spread (nats): a bound or a fill has none.
+_BY, _SPREAD = 1.0, 0.1
 #: Of tokens between, where the sampled one is the likeliest more often than not, this share lies above too.
 _SOME, _OF_MIDDLE = 3, 0.08
 #: Correlation of the two sides at the unlikely tokens above which one only stretches the other.
@@ -83,14 +88,14 @@ def judge(total: Counted, told: Told) -> list[Finding]:
 
 def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     n = {k: total.counts.get(f"top:{side}:{k}", 0) for k in ("low", "above", "below", "too much", "sure", "agree")}
-    if n["low"] < 2 * _LEAST or n["sure"] < _LEAST or n["agree"] < _MOSTLY * n["sure"]:
-        return None
-    if n["above"] < _OFTEN * n["low"] or n["below"] > _HARDLY * n["low"] or n["too much"] > _HARDLY * n["above"]:
-        return None
     middle, middle_above = (total.counts.get(f"top:{side}:{k}", 0) for k in ("middle", "middle above"))
-    if middle_above < max(_SOME, _OF_MIDDLE * middle):
+    spread, correlation, by = _shape(total, side)
+    if n["low"] < 2 * _LEAST or n["sure"] < _LEAST:
+        if not _few_fit(n):
+            return None
+    elif not _fit(n) or middle_above < max(_SOME, _OF_MIDDLE * middle):
         return None  # single low tokens of the other side are outliers
-    if abs(_correlation(total, side)) > _FOLLOWS:
+    if by < _BY or spread < _SPREAD or abs(correlation) > _FOLLOWS:
         return None
     first = total.spots.get(f"top:{side}:first", [])
     name, other = told.name(side), told.name("b" if side == "a" else "a")
@@ -105,10 +110,24 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
                    origin="run")  # fmt: skip
 
 
-def _correlation(total: Counted, side: Side) -> float:
+def _fit(n: dict[str, int]) -> bool:
+    if n["agree"] < _MOSTLY * n["sure"] or n["above"] < _OFTEN * n["low"]:
+        return False
+    return n["below"] <= _HARDLY * n["low"] and n["too much"] <= _HARDLY * n["above"]
+
+
+def _few_fit(n: dict[str, int]) -> bool:
+    enough = n["low"] >= _FEWEST and n["sure"] >= _FEWEST and n["above"] >= _ALL_BUT * n["low"]
+    return enough and n["agree"] == n["sure"] and not n["below"] and not n["too much"]
+
+
+def _shape(total: Counted, side: Side) -> tuple[float, float, float]:
+    """At the unlikely tokens: spread of the stored values, their correlation with the other side's, and how much they
+    are above (nats, on average)."""
     n = total.counts.get(f"top:{side}:closer", 0)
     if not n:
-        return 1.0
+        return 0.0, 1.0, 0.0
     u, v, uu, vv, uv = (to_float(total.sums[f"top:{side}:{part}"]) / n for part in ("u", "v", "uu", "vv", "uv"))
     spread = (uu - u * u) * (vv - v * v)
-    return (uv - u * v) / math.sqrt(spread) if spread > 1e-12 else 0.0
+    correlation = (uv - u * v) / math.sqrt(spread) if spread > 1e-12 else 0.0
+    return math.sqrt(max(0.0, uu - u * u)), correlation, u - v

@@ -104,7 +104,8 @@ def test_ids_beyond_the_vocabulary() -> None:
 
 def test_impossible_ids_and_what_engines_say_of_themselves() -> None:
     (f,) = found(settled(reply("r", [-0.5, -0.6], [-0.5, -0.6], [5, -1])))
-    assert (f.code, f.place) == ("unknown-ids", "record r (dump.jsonl:r)") and "got -1" in f.message
+    assert (f.code, f.place) == ("unknown-ids", "record r, reply position 1 (dump.jsonl:r)")
+    assert "got -1 at position 1" in f.message
     said = reply("r", [-0.5, -0.6], [-0.5, -0.7], [5, 900], scorings={"old": {"fingerprint": {"vocab_size": 512}}})
     (f,) = found(settled(said))
     assert (f.code, f.evidence["vocab_size"], f.evidence["unknown"]) == ("unknown-ids", 512, 1)
@@ -128,7 +129,7 @@ def test_copies_by_id_and_content() -> None:
     assert doubled() == []
     (f,) = doubled(names={30: 1, 31: 1}, content={30: 1, 31: 1})
     assert (f.code, f.evidence["copies"], f.evidence["sequences"]) == ("duplicate-records", 2, 1)
-    assert f.evidence["places"] == ["f.jsonl:31", "f.jsonl:32"]
+    assert f.evidence["places"] == ["f.jsonl:31 (as f.jsonl:2)", "f.jsonl:32 (as f.jsonl:2)"]
     (f,) = doubled(names={30: 1})
     assert (f.code, f.evidence["ids"], f.place) == ("record-id-repeated", 1, "f.jsonl:31")
     assert codes(doubled(names={30: 1, 40: 2}, content={30: 1})) == ["duplicate-records", "record-id-repeated"]
