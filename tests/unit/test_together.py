@@ -205,7 +205,7 @@ def test_faults_of_the_record_in_each_file(both: Any, tmp_path: Path):
     assert len({f["code"] for f in json.loads(joined)["findings"]}) > 8
 
 
-@pytest.mark.parametrize("row", [prime_rl_row, nemo_rl_row, open_instruct_row, loose_row, vllm_completion], ids=str)
+@pytest.mark.parametrize("row", [prime_rl_row, nemo_rl_row, open_instruct_row, loose_row, vllm_completion])
 def test_files_of_other_formats(both: Any, tmp_path: Path, row: Callable[..., dict[str, Any]]):
     (tmp_path / "dump").mkdir()
     for k in range(FILES):
