@@ -42,6 +42,8 @@ SETTINGS += ("quantization", "kv_cache_dtype", "weight_norm")
 AROUND = 8
 #: Names of groups that are kept for messages.
 LABELS = 1 << 14
+#: Names of records that are kept for messages about copies.
+NAMED = 1 << 12
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Survey:
     numbers: dict[str, Any] | None = None
     #: 64-bit id of a group -> its name, of the first `LABELS` ids
     labels: dict[int, str] = field(default_factory=dict[int, str])
-    #: 64-bit id of a record -> its name, of the first `LABELS` ids
+    #: 64-bit id of a record -> its name, of the first `NAMED` ids
     record_names: dict[int, str] = field(default_factory=dict[int, str])
     #: files that hold rows instead
     spilled: list[str] = field(default_factory=list[str])
@@ -82,7 +84,7 @@ class Survey:
         self.dump.add(other.dump)
         self.replays.add(other.replays)
         _keep_labels(self.labels, other.labels)
-        _keep_labels(self.record_names, other.record_names)
+        _keep_labels(self.record_names, other.record_names, NAMED)
         self.numbers = _added_numbers(self.numbers, other.numbers)
         for name, values in other.facts.items():
             _count_values(self.facts.setdefault(name, {}), values)
@@ -112,10 +114,11 @@ def _added_numbers(mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -
     return both.to_dict()
 
 
-def _keep_labels(into: dict[int, str], more: Mapping[int, str]) -> None:
+def _keep_labels(into: dict[int, str], more: Mapping[int, str], most: int = LABELS) -> None:
     into |= more
-    for key in sorted(into)[LABELS:]:
-        del into[key]
+    if len(into) > most:
+        for key in sorted(into)[most:]:
+            del into[key]
 
 
 def _count_values(into: dict[str, int], values: Mapping[str, int]) -> None:
@@ -193,7 +196,7 @@ def _compared(
     if "record_id" in rollouts.records:
         contents = replace(rollouts, records=_unnamed(rollouts)).content_ids()
     out.rows = [rows.rows_of(seen, contents, pairs.record_ids, pairs.cluster_keys)]
-    _keep_labels(out.record_names, dict(zip(out.rows[0]["id"].tolist(), pairs.record_ids, strict=True)))
+    _keep_labels(out.record_names, dict(zip(out.rows[0]["id"].tolist(), pairs.record_ids, strict=True)), NAMED)
     groups = rollouts.records.get("group_id")
     if groups is not None:
         named = zip(out.rows[0]["group"].tolist(), groups.values.tolist(), strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onepolicy.codes import finding
+from onepolicy.codes.kind import OPEN, WARN
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Bins, Seen
 from onepolicy.profiles.bins import expert_rows
@@ -21,6 +22,8 @@ SAME, OTHER = "same experts", "other experts"
 CHANCE = 1e-4
 #: Then their mean gap is at least this many times that of the others.
 LARGER = 3.0
+#: And what is described, and not decided: two or three such tokens that hold all of the gap.
+CHANCE_FEW, LARGER_FEW = 1e-3, 10.0
 
 
 def look(seen: Seen) -> Counted:
@@ -79,7 +82,8 @@ def _judge(e: Evidence, before: int) -> Answer:
         return Answer("unclear", "the experts differ at every token, so there is nothing to hold them against")
     chance = by_chance(bins)
     small = chance < CHANCE and held.abs_other > LARGER * held.abs_base
-    if not small and not (held.larger and held.enough):
+    few = chance < CHANCE_FEW and held.abs_other > LARGER_FEW * held.abs_base
+    if not small and not few and not (held.larger and held.enough):
         if held.n_other < 5 or not held.enough:
             return Answer("unclear", f"the experts differ at {held.n_other} tokens, too few to hold their gap against")
         return Answer("no", f"the gap is the same where the experts differ ({held.abs_other:.2g}, {held.abs_base:.2g})")
@@ -89,6 +93,12 @@ def _judge(e: Evidence, before: int) -> Answer:
         f"{held.n_other} tokens ({evidence['share_tokens']:.1%}), {held.abs_base:.2g} at the others"
     )
     gone = ("rounding alone: tokens with equal experts keep a small gap",)
+    if not small and not (held.larger and held.enough):
+        message += "; not decided: so few tokens may meet the largest gaps by chance"
+        out = finding(
+            "expert-routing-mismatch", message, severity=WARN, outcome=OPEN, evidence=evidence, ruled_out=gone
+        )
+        return Answer("fits", "the few tokens with other experts hold the gap", out, _raw_share(bins))
     out = finding("expert-routing-mismatch", message, evidence=evidence, ruled_out=gone)
     return Answer("fits", "the gap is where the experts differ", out, _raw_share(bins))
 

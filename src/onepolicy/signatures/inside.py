@@ -84,15 +84,23 @@ def changes(e: Evidence) -> Answer:
     falls = float((found["rms_before"] > found["rms_after"]).mean())
     evidence = places.evidence_of(e.rows, found) | {"larger_before": falls}
     where = "before" if falls > 0.5 else "after"
+    few, partly = len(found) < places.FEWEST_AT, places.common_place(found, places.PARTLY)
+    at = ", at another place in each"
+    if few:
+        at = f" ({', '.join(f'after {k}' for k in found['change_at'].tolist())})"
+    elif partly is not None:
+        at = f", in {partly[2]:.0%} of them about {partly[1]} tokens from the {partly[0].split()[0]}"
     message = (
-        f"in {len(found)} of {len(e.rows)} replies the gap changes at one token, at another place in each; d is "
+        f"in {len(found)} of {len(e.rows)} replies the gap changes at one token{at}; d is "
         f"{evidence['rms_before']:.2g} before and {evidence['rms_after']:.2g} after it, larger {where} it in "
         f"{max(falls, 1 - falls):.0%}"
     )
     rivals = ("weights updated while the reply was written", "a reply that went on on another replica",
               "a prefill that restarted with another cache")  # fmt: skip
+    if few or partly is not None:  # whether the place is one and the same is not told
+        rivals += places.FROM_START
     # where half of them stand at one place it may be that place after all: described, and not decided
-    sure = len(found) >= SEQUENCES and places.common_place(found, places.PARTLY) is None
+    sure = len(found) >= SEQUENCES and partly is None
     out = told("changes-inside-reply", message, sure, evidence=evidence, rivals=rivals)
     return Answer("fits", "the gap changes inside replies", out, places.share_of(e.rows, found))
 

@@ -19,6 +19,8 @@ from onepolicy.signatures.contrast import SEQUENCES, SURE
 LOST = 0.01
 #: Tokens that a range of probability needs before its mean counts.
 LEAST = 50
+#: What cuts the sampler's support and stands in no column.
+MASKS = ("tokens that the sampler masks (grammar, bad words, allowed ids)",)
 #: Declarations that cut nothing.
 WHOLE = {"top_p": ("1.0",), "top_k": ("0", "-1"), "min_p": ("0.0",)}
 
@@ -50,22 +52,36 @@ def _falls(bins: Bins) -> bool:
     return not certain.n("x") or open_.mean("x", "d") < 2 * certain.mean("x", "d")
 
 
+def _everywhere(bins: Bins) -> bool:
+    """Rows that are always there take some mass of every open context and little of a likely token's; a mask takes most
+    of some contexts, likely tokens' too, and nothing of others."""
+    open_, likely = bins.merged(("0.01 - 0.1", "0.1 - 0.5"), "x"), bins.merged(("0.5 - 0.9", "0.9 - 0.99"), "x")
+    return not likely.n("x") or likely.quantile("x", 0.99) <= open_.quantile("x", 0.95)
+
+
 def _found(e: Evidence, bins: Bins, mean_ratio: float, ranges: list[str]) -> tuple[Any, float]:
     by = {name: bins.mean(name, "d") for name in ranges}
     evidence = {"mean_ratio": mean_ratio, "lost_mass": 1 - mean_ratio, "mean_log_ratio_by_probability": by}
     gone = ("rounding, temperature, staleness: with one vocabulary the mean ratio stays 1",)
-    if all(set(e.facts.get(name, ())) <= set(values) and e.facts.get(name) for name, values in WHOLE.items()):
+    off = all(set(e.facts.get(name, ())) <= set(values) and e.facts.get(name) for name, values in WHOLE.items())
+    if off and _everywhere(bins):
         message = (
             f"the scorer gives {1 - mean_ratio:.1%} of its mass to tokens that the sampler cannot draw, more where the "
             "distribution is open, and no truncation is declared: rows beyond the vocabulary are in its softmax"
         )
         gone += ("top-p, top-k, min-p: declared off",)
-        return finding("padded-rows-in-softmax", message, evidence=evidence, ruled_out=gone), _strength(bins)
+        return finding("padded-rows-in-softmax", message, evidence=evidence, ruled_out=gone, rivals=MASKS), _strength(
+            bins
+        )
     message = (
         f"the scorer's log-probs are lower at likely and unlikely tokens alike: {1 - mean_ratio:.1%} of its mass is on "
         "tokens that the sampler cannot draw"
     )
-    rivals = ("top-p, top-k or min-p on the sampler's side only", "padded vocabulary rows in the scorer's softmax")
+    rivals = (
+        "top-p, top-k or min-p on the sampler's side only",
+        "padded vocabulary rows in the scorer's softmax",
+        *MASKS,
+    )
     # what could cut the support is not declared, so this explains half at most
     return finding("one-sided-gap", message, evidence=evidence, ruled_out=gone, rivals=rivals), _strength(bins) / 2
 

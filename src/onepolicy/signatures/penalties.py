@@ -15,6 +15,7 @@ import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
+from onepolicy.intervals import t_quantile
 from onepolicy.profiles.base import Seen
 from onepolicy.profiles.bins import steps
 from onepolicy.signatures.adding import cell_sums, read
@@ -28,6 +29,13 @@ CLASSES = ("new", "prompt", "reply 1", "reply 2", "reply 3")
 _CELLS = [f"{k}:{name}" for k in range(len(STRATA) + 1) for name in CLASSES]
 #: z of the difference within strata, and the share of the mean square gap that repeats explain beyond the strata.
 CLEAR, SHARE = 6.0, 0.1
+#: The chance that few tokens pass by themselves; and (z, chance) where the records declare a penalty.
+CHANCE, DECLARED = 1e-7, (4.0, 1e-4)
+#: What rounding to float32 and printing to three decimals may do to a log-prob, nats.
+ROUNDING = 2e-3
+#: Where noise is small, repeats lie on one side and new tokens, likely ones too, on the other: this share of each, and
+#: so many of them; the chance of such a split.
+SPLIT, FEWEST_SPLIT, SPLIT_CHANCE = 0.9, 8, 1e-7
 #: Repeats and new tokens that must be there.
 FEWEST = 5
 #: A token with more repeats before it counts as so many.
@@ -43,7 +51,19 @@ def look(seen: Seen) -> Counted:
         out.count(_CELLS[k], int(n[k]))
         for what, totals in sums.items():
             out.sums[f"{_CELLS[k]}:{what}"] = totals[k]
+    _signs(out, seen)
     return out
+
+
+def _signs(out: Counted, seen: Seen) -> None:
+    """d above and below 0, by more than rounding, at repeats and at new tokens, and at new ones that are likely."""
+    times, in_prompt = seen.repeats
+    likely = np.maximum(seen.a, seen.b) >= math.log(0.5)
+    kinds = {"again": times > 0, "new": (times == 0) & ~in_prompt}
+    kinds["likely new"] = kinds["new"] & likely
+    for name, here in kinds.items():
+        out.count(f"{name}:above", int(np.count_nonzero(here & (seen.d > ROUNDING))))
+        out.count(f"{name}:lower", int(np.count_nonzero(here & (seen.d < -ROUNDING))))
 
 
 def _columns(seen: Seen, at: slice) -> tuple[IntArray, dict[str, FloatArray]]:
@@ -60,15 +80,21 @@ def _columns(seen: Seen, at: slice) -> tuple[IntArray, dict[str, FloatArray]]:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Repeats against new tokens of the same probability: mean difference of d, its standard error, tokens."""
+    """Repeats against new tokens of the same probability: mean difference of d, its standard error, tokens; and the
+    degrees of freedom of that error (Welch): it is made of the spread in few cells where there are few tokens."""
 
     mean: float
     error: float
     n: int
+    df: float = math.inf
 
     @property
     def z(self) -> float:
         return abs(self.mean) / self.error if self.error > 0 else math.inf if self.mean else 0.0
+
+    def clear(self, least: float, chance: float) -> bool:
+        """Beyond chance, for an error from so few tokens as well."""
+        return self.z >= (least if self.df > 1e3 else max(least, t_quantile(1 - chance, max(1.0, self.df))))
 
 
 def judge(evidence: Evidence) -> Answer:
@@ -82,12 +108,15 @@ def judge(evidence: Evidence) -> Answer:
     why = f"repeats differ from new tokens of the same probability by {best.mean:+.3g} nats and explain {share:.0%}"
     if best.n < FEWEST or (best.error == 0 and not best.mean):
         return Answer("no", "too few repeats to carry the gap" if best.n < FEWEST else why)
-    if best.z < CLEAR or share < SHARE:
+    split = _split(seen)
+    if split and best.mean * split > 0:
+        share = max(share, SHARE)
+    elif not best.clear(*(DECLARED if on and best.mean > 0 else (CLEAR, CHANCE))) or share < SHARE:
         return Answer("no", why)
     if switched_off(evidence, *_PARAMETERS):
         why += "; penalties are declared off"
     who = evidence.names[0] if best.mean > 0 else evidence.names[1]
-    kind = _kind(groups)
+    kind = next(iter(on)).removesuffix("_penalty") if len(on) == 1 else _kind(groups)
     message = (
         f"{who} holds a {kind} penalty: at repeated tokens the log-ratio differs from that of new tokens of the same "
         f"probability by {best.mean:+.3g} nats, which explains {share:.0%} of the gap"
@@ -103,6 +132,30 @@ def judge(evidence: Evidence) -> Answer:
         "declared": on,
     }
     return Answer("fits", why, finding("penalty-mismatch", message, evidence=facts), share)
+
+
+def _split(seen: Counted) -> int:
+    """1 where repeats are above 0 and new tokens below, -1 the other way round, 0 for neither.
+
+    A penalty takes from repeats and what it took goes to the others, so the signs tell where nothing else moves d; a
+    temperature, which raises likely tokens, raises likely new ones with them."""
+    c = lambda name: (seen.counts.get(f"{name}:above", 0), seen.counts.get(f"{name}:lower", 0))
+    for way in (1, -1):
+        again, new, likely = (c(name)[::way] for name in ("again", "new", "likely new"))
+        if min(sum(again), sum(new)) < FEWEST_SPLIT or sum(likely) < FEWEST:
+            continue
+        if again[0] < SPLIT * sum(again) or new[1] < SPLIT * sum(new) or likely[1] < SPLIT * sum(likely):
+            continue
+        # as many new tokens among those of the lower side, were all of one kind
+        n, k = sum(again) + sum(new), again[1] + new[1]
+        chance = math.exp(_choose(sum(new), new[1]) + _choose(sum(again), again[1]) - _choose(n, k))
+        if chance < SPLIT_CHANCE:
+            return way
+    return 0
+
+
+def _choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _cells(seen: Counted, names: tuple[str, ...]) -> list[tuple[float, float, float]]:
@@ -122,15 +175,20 @@ def contrast(seen: Counted, names: tuple[str, ...]) -> Contrast:
     pool = (sum(x[0] for x in new), sum(x[1] for x in new), sum(x[2] for x in new))
     if pool[0] < FEWEST:
         return Contrast(0.0, 0.0, 0)
-    total, mean, variance = 0.0, 0.0, 0.0
+    total, mean, variance, spread = 0.0, 0.0, 0.0, 0.0
     for cell, of_new in zip(_cells(seen, names), new, strict=True):
         if not cell[0]:
             continue
         base = of_new if of_new[0] >= FEWEST else pool
         total += cell[0]
         mean += cell[0] * (cell[1] / cell[0] - base[1] / base[0])
-        variance += cell[0] ** 2 * (_variance(cell) / cell[0] + _variance(base) / base[0])
-    return Contrast(mean / total, math.sqrt(variance) / total, int(total)) if total else Contrast(0.0, 0.0, 0)
+        parts = [(cell[0] ** 2 * _variance(x) / x[0], x[0]) for x in (cell, base)]
+        variance += sum(part for part, _ in parts)
+        spread += sum(part * part / max(1.0, n - 1) for part, n in parts)
+    if not total:
+        return Contrast(0.0, 0.0, 0)
+    df = variance * variance / spread if spread > 0 else math.inf
+    return Contrast(mean / total, math.sqrt(variance) / total, int(total), df)
 
 
 def _variance(cell: tuple[float, float, float]) -> float:
@@ -158,6 +216,8 @@ def _kind(groups: dict[str, Contrast]) -> str:
         return "repetition"
     if often.n >= FEWEST and once.n >= FEWEST and abs(often.mean) > 1.5 * abs(once.mean):
         return "frequency"
+    if often.n < FEWEST:
+        return "presence or frequency" if prompt.n >= FEWEST else "presence, frequency or repetition"
     return "presence" if prompt.n >= FEWEST else "presence or repetition"
 
 

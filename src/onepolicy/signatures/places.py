@@ -8,7 +8,7 @@ import numpy as np
 
 from onepolicy.rows import Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import told
+from onepolicy.signatures.contrast import contrast, told
 
 #: max |CUSUM| / (sd sqrt n) that 1 reply in 8,000 passes without a change (Kolmogorov).
 CLEAR = 2.2
@@ -20,33 +20,93 @@ SHARE, FEWEST = 0.05, 4
 #: many places; changes are found to a few tokens.
 AT_ONE, PARTLY, WITHIN, FEWEST_AT = 0.7, 0.5, 3, 6
 
+#: What begins at one place, counted from the start, and from the end of replies.
+FROM_START = ("a chunk or block boundary", "a sliding window or rope limit at that length", "a cache of that size",
+              "a turn that begins there, after a history that the two sides see otherwise")  # fmt: skip
+FROM_END = ("drafted tokens at the end (speculative decoding)", "a tail that was forced")
+#: The side of a place in replies of one length.
+EITHER = "start or end"
+#: An end's token against those between the ends: so many times their gap on the tokens' own scale, and at least so
+#: large; replies have so many tokens between for each.
+TIMES, LARGE, AT_LEAST = 3.0, 0.1, 8
+#: A gap that leads up to the end is larger already two sixteenths before it.
+STEADY = 1.5
+AT_ENDS = {
+    "first": ("a prompt that ends otherwise (template, whitespace, BOS)", "a prefill that hands over a wrong position"),
+    "last": ("a stop token that is scored otherwise or was appended", "a value of another token or of the padding"),
+}
+#: A gap of less than this is none: d of equal numbers has no change.
+LEAST = 1e-9
+
 
 def one_place(e: Evidence) -> Answer:
     """The changes stand at one distance from the start, or from the end."""
     found = clear(e.rows)
     told_so = too_few(e, found)
-    if told_so is not None:
-        return told_so
-    place = common_place(found)
+    place = None if told_so is not None else common_place(found)
     if place is None:
-        return Answer("no", "the changes are at different places in different replies")
+        other = Answer("no", "the changes are at different places in different replies") if told_so is None else told_so
+        return _at_an_end(e) or other
     side, at, share = place
     evidence = evidence_of(e.rows, found) | {"side": side, "change_point": at, "share_there": share}
+    where = "the start (replies of one length: it may be the end that counts)" if side == EITHER else f"the {side}"
     message = (
-        f"in {len(found)} of {len(e.rows)} replies the gap changes, in {share:.0%} of them about {at} tokens from the "
-        f"{side}: d is {evidence['rms_before']:.2g} before and {evidence['rms_after']:.2g} after it"
+        f"in {len(found)} of {len(e.rows)} replies the gap changes, in {share:.0%} of them about {at} tokens from "
+        f"{where}: d is {evidence['rms_before']:.2g} before and {evidence['rms_after']:.2g} after it"
     )
-    start = ("a chunk or block boundary", "a sliding window or rope limit at that length", "a cache of that size")
-    rivals = (
-        start if side == "start" else ("drafted tokens at the end (speculative decoding)", "a tail that was forced")
-    )
+    rivals = (FROM_START if side != "end" else ()) + (FROM_END if side != "start" else ())
     out = told("changes-at-one-place", message, len(found) >= 20, evidence=evidence, rivals=rivals)
     return Answer("fits", "the gap changes at one place of the replies", out, share_of(e.rows, found))
+
+
+def _at_an_end(e: Evidence) -> Answer | None:
+    """Too short for a change of its own: the first or the last token of the replies, or their last few."""
+    bins = e.profiles.get("place")
+    if bins is None or bins.n("inner") < AT_LEAST * max(bins.n("first"), bins.n("last"), 1):
+        return None
+    for side, label in (("start", "first"), ("end", "last")):
+        if side == "end" and (part := _last_part(e)) is not None:
+            return part
+        held = contrast(bins, ("inner",), (label,))
+        if held is None or not held.clear or held.ratio < TIMES or held.other < LARGE:
+            continue
+        message = (
+            f"the {label} token of the replies has a mean |d| of {held.abs_other:.2g}, those between the ends "
+            f"{held.abs_base:.2g}; at equal probability of the tokens that is {held.ratio:.2g} times as much"
+        )
+        evidence = held.evidence("inner", label) | {"side": side, "change_point": 1}
+        out = told("changes-at-one-place", message, held.enough, evidence=evidence, rivals=AT_ENDS[label])
+        return Answer("fits", f"the gap is at the {label} token of the replies", out, held.share)
+    return None
+
+
+def _last_part(e: Evidence) -> Answer | None:
+    """The last sixteenth of the replies, and not its last token alone, has a gap that nothing before leads up to."""
+    bins = e.profiles.get("part")
+    if bins is None or not all(bins.n(str(k)) for k in range(16)):
+        return None
+    before = [str(k) for k in range(1, 15)]
+    held = contrast(bins, before, ("15",))
+    steady = contrast(bins, before[:-2], ("13",))
+    if held is None or steady is None or steady.ratio > STEADY:
+        return None
+    if not held.clear or held.ratio < TIMES or held.other < LARGE:
+        return None
+    if bins.quantile("15", 0.5) < FACTOR * bins.merged(before, "x").quantile("x", 0.5):
+        return None
+    message = (
+        f"the last sixteenth of the replies has a mean |d| of {held.abs_other:.2g}, what is before it "
+        f"{held.abs_base:.2g}, and does not grow up to there"
+    )
+    evidence = held.evidence("before", "last_sixteenth") | {"side": "end"}
+    out = told("changes-at-one-place", message, held.enough, evidence=evidence, rivals=FROM_END)
+    return Answer("fits", "the gap is at the end of the replies", out, held.share)
 
 
 def clear(rows: Rows) -> Rows:
     """The replies with a clear change of the size of the gap."""
     rows = rows[(rows["change_at"] >= 0) & (rows["change"] >= CLEAR)]
+    rows = rows[np.maximum(rows["rms_before"], rows["rms_after"]) > LEAST]
     quotient = rows["rms_before"] / np.maximum(rows["rms_after"], 1e-12)
     return rows[np.maximum(quotient, 1 / np.maximum(quotient, 1e-12)) >= FACTOR]
 
@@ -63,11 +123,15 @@ def too_few(e: Evidence, found: Rows) -> Answer | None:
 
 
 def common_place(found: Rows, least: float = AT_ONE) -> tuple[str, int, float] | None:
-    """("start" or "end", tokens from there, share of the changes there); None where they are spread."""
-    if len(found) < FEWEST_AT or len(np.unique(found["n"])) < 3:
+    """("start", "end" or `EITHER`, tokens from there, share of the changes there); None where they are spread."""
+    if len(found) < FEWEST_AT:
         return None
     best: tuple[str, int, float] | None = None
-    for side, at in (("start", found["change_at"]), ("end", found["n"] - found["change_at"])):
+    if len(np.unique(found["n"])) < 3:
+        sides = ((EITHER, found["change_at"]),)
+    else:
+        sides = (("start", found["change_at"]), ("end", found["n"] - found["change_at"]))
+    for side, at in sides:
         middle = int(np.median(at))
         share = float((np.abs(at - middle) <= max(WITHIN, middle // 16)).mean())
         if share >= least and (best is None or share > best[2]):

@@ -9,9 +9,13 @@ whether a gap is *of a shape and size that rounding gives*, never that it is rou
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from onepolicy.codes import finding
+from onepolicy.codes.kind import DRIFT, FAIL
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.scale import Level, level, look
 
@@ -25,6 +29,17 @@ SURE_TOKENS, OPEN_TOKENS, EVERY = (3, 4), (1, 2), (0, 1, 2, 3, 4, 5)
 SAME_SIZE = 5.0
 #: Tokens of each kind that are needed to see the shape.
 LEAST = 12
+#: Quantiles of |d| / (1 - p) against the 75% one, and the tokens from which they count: healthy sides reach 4 and 8.
+TAILS = (("p95", 6.0, 60), ("p99", 12.0, 200))
+#: Logits that are this many times as far off as the limit are of no rounding, whatever shape the gap has.
+FAR_BEYOND = 1.5
+#: A reply with so many times the median reply's gap stands apart; together they hold this share of it. From so many on.
+APART, HELD, FEWEST_REPLIES = 4.0, 0.6, 8
+#: Above this, at the 75% quantile, bf16 is taken for possible and said to be unusual.
+UNUSUAL = 0.25
+#: Noise that was added to log-probs has both signs at certain tokens (35 to 78% are above 0, since the larger p tells
+#: which are certain), one size (its 99% quantile is up to 6 times the 75% one), and the size that it has elsewhere.
+NOISE_ABOVE, NOISE_TAIL, NOISE_SIZE = (0.3, 0.85), 8.0, 1.6
 #: Shares of d above 0 between which a gap counts as two-sided, with the mean ratio within 2% or 5 standard errors of 1.
 TWO_SIDED = (0.35, 0.65)
 
@@ -35,10 +50,13 @@ def noise(e: Evidence) -> Answer:
     if shape is not None:
         return shape
     limit, size = _limit(e), _all(e).q75
-    if size > MOST[limit]:
+    if size > _allowed(e):
         return Answer("no", f"|d| / (1 - p) is {size:.2g} at its 75% quantile, {limit} gives up to {MOST[limit]:g}")
+    tail = _tail(_all(e))
+    if tail:
+        return Answer("no", f"{tail}: some tokens are computed otherwise")
     told_so = all(e.facts.get(f"{name}_dtype", ["None"]) != ["None"] for name in e.names)
-    name = limit if told_so and size > MOST[limit] / FINER else next(d for d in MOST if size <= MOST[d])
+    name = limit if told_so and size > MOST[limit] / FINER else _finest(size, limit)
     code = "bf16-noise" if name == "bfloat16" else "rounding-noise"
     numbers = describe(e)
     message = (
@@ -46,18 +64,34 @@ def noise(e: Evidence) -> Answer:
         f"{numbers['mean']:.1g}, 95% of |d| are below {numbers['p95_abs']:.2g}, the largest is "
         f"{numbers['max_abs']:.2g}, {numbers['fraction_outside_0.9_1.1']:.1%} of ratios are outside 0.9 to 1.1"
     )
-    out = finding(code, message, evidence=numbers)
+    if size > UNUSUAL:
+        message += f"; {size:.2g} a logit is more than healthy pairs were seen to have ({UNUSUAL:g})"
+    out = finding(code, message, evidence=numbers, rivals=_all_older(e))
     return Answer("fits", "the shape and size of rounding", out, 1.0)
+
+
+def _all_older(e: Evidence) -> tuple[str, ...]:
+    """What else is in a gap whose tokens were all drawn by other weights than scored them."""
+    lags = e.profiles["lag"].labels() if "lag" in e.profiles else []
+    older = bool(lags) and all(int(k) >= 1 for k in lags)
+    return ("staleness: every token is of older weights than scored it, so the two are not split",) if older else ()
 
 
 def beyond(e: Evidence) -> Answer:
     """The shape of rounding, but larger than it: size alone decides nothing without a floor."""
+    other = _other_function(e)
+    if other is not None:
+        return other
     shape = _shape(e)
+    if shape is None or shape.verdict == "no":
+        beside = _beside(e, shape)
+        if beside is not None:
+            return beside
     if shape is not None:
         return shape
     size, kinds = _all(e).q75, _quantised(e)
     limit = _limit(e)
-    if size <= MOST[limit]:
+    if size <= _allowed(e):
         return Answer("no", f"|d| / (1 - p) is {size:.2g} at its 75% quantile, within what {limit} gives")
     numbers = describe(e) | {"limit": MOST[limit]}
     if kinds:
@@ -73,6 +107,85 @@ def beyond(e: Evidence) -> Answer:
     return Answer("fits", "the shape of rounding, and too large for it", out, 1 - MOST[limit] / size)
 
 
+def _other_function(e: Evidence) -> Answer | None:
+    """Certain tokens are off by as much as others, on one side or by any size: no rounding, and no noise either."""
+    found = _at_certain(e)
+    if found is None or not found.large or found.like_noise:
+        return None
+    message = (
+        f"at tokens of which one side is all but certain |d| is {found.sure:.2g}, elsewhere {found.rest:.2g}: no "
+        "rounding of logits does that, at any precision. The two sides compute different functions, or score other "
+        "tokens than each other"
+    )
+    more = {"abs_q75_certain": found.sure, "abs_median_open": found.rest, "share_above_at_certain": found.above}
+    numbers = describe(e) | more
+    out = finding(
+        "larger-than-rounding", message, severity=FAIL, outcome=DRIFT, evidence=numbers, rivals=_FUNCTIONS,
+        ruled_out=("rounding at any precision",),
+    )  # fmt: skip
+    return Answer("fits", "certain tokens are off as far as others", out, 1.0)
+
+
+_FUNCTIONS = (
+    "a setting of the model (rope, soft-cap, window, norm, a head that is not tied)",
+    "other weights on the two sides (a sync or an adapter that did not arrive)",
+    "other tokens or positions (a template, padding, a prefix)",
+)
+
+
+def _beside(e: Evidence, shape: Answer | None) -> Answer | None:
+    """What is far beyond rounding though it does not have its shape: a tail over a rounded rest, or all of it."""
+    limit, every = _limit(e), _all(e)
+    tail = _tail(every)
+    if every.q75 <= _allowed(e) and tail:
+        finest = _finest(every.q75, limit)
+        message = (
+            f"most tokens are off by no more than {finest} rounding gives, but {tail}: they are computed otherwise"
+        )
+        message += _in_replies(e)
+        rivals = (
+            "other experts in a mixture model",
+            "some replicas, turns or requests with other weights or another cache",
+            "tokens that one side biases, masks or drafts",
+        )
+    elif shape is not None and every.q75 > FAR_BEYOND * MOST[limit]:
+        message = (
+            f"|d| / (1 - p) is {every.q75:.2g} at its 75% quantile, {every.q75 / MOST[limit]:.1f} times what {limit} "
+            f"gives, and has not the shape of rounding: {shape.why}"
+        )
+        rivals = _FUNCTIONS
+    else:
+        return None
+    kinds = _quantised(e)
+    if kinds:
+        rivals = (f"what is declared: {', '.join(f'{k} {v}' for k, v in kinds.items())}", *rivals)
+    out = finding("larger-than-rounding", message, evidence=describe(e) | {"limit": MOST[limit]}, rivals=rivals)
+    return Answer("fits", "beyond what rounding gives", out, max(0.1, 1 - MOST[limit] / every.p99))
+
+
+def _in_replies(e: Evidence) -> str:
+    """How few replies hold most of the gap, where few do."""
+    rows = e.rows[e.rows["n"] > 0]
+    if len(rows) < FEWEST_REPLIES:
+        return ""
+    gap, total = rows["scaled"] / rows["n"], float(rows["abs"].sum())
+    apart = gap > APART * np.median(gap)
+    held = float(rows["abs"][apart].sum()) / total if total else 0.0
+    return f"; {int(apart.sum())} of {len(rows)} replies hold {held:.0%} of the gap" if held >= HELD else ""
+
+
+def _tail(every: Level) -> str:
+    """What says that tokens lie far outside of the rest; empty where none do. Steps of stored float32 are no tail."""
+    for name, times, least in TAILS:
+        far = getattr(every, name)
+        if every.n >= least and far > max(times * every.q75, MOST["float32"]):
+            return (
+                f"{100 - int(name[1:])}% of them are off by {far:.2g} or more on the scale of a logit, "
+                f"{far / every.q75:.2g} times the 75% quantile"
+            )
+    return ""
+
+
 def _quantisation(kinds: dict[str, str], size: float, numbers: dict[str, Any]) -> Answer:
     declared = ", ".join(f"{k} {v}" for k, v in kinds.items())
     message = f"the gap has the shape of rounding at {size:.2g} a logit; declared is {declared}, which would do that"
@@ -83,25 +196,62 @@ def _quantisation(kinds: dict[str, str], size: float, numbers: dict[str, Any]) -
 
 def broad(e: Evidence) -> Answer:
     """As large at certain tokens as at open ones: no rounding of logits does that, however coarse."""
-    counted = e.extra.get("rounding")
-    bins = e.profiles.get("probability")
-    if counted is None or bins is None:
+    if e.extra.get("rounding") is None or e.profiles.get("probability") is None:
         return Answer("lacks", "needs the gap by probability")
-    certain, open_ = level(counted, (4, 5)), level(counted, OPEN_TOKENS)
-    at_certain = bins.merged(("0.99 - 0.999", "p > 0.999"), "x")
-    at_open = bins.merged(("0.1 - 0.5", "0.5 - 0.9"), "x")
-    if certain.n < LEAST or open_.n < LEAST:
+    found = _at_certain(e)
+    if found is None:
         return Answer("unclear", f"needs {LEAST} tokens with p > 0.99, and as many between 0.1 and 0.9")
-    sure, rest = at_certain.quantile("x", 0.75), at_open.quantile("x", 0.5)
-    if certain.q75 < 1.0 or certain.q75 < 4 * open_.q75 or sure < max(0.02, 0.5 * rest):
+    sure, rest = found.sure, found.rest
+    if not found.large:
         return Answer("no", f"the gap shrinks where a token is certain ({sure:.2g} nats there, {rest:.2g} elsewhere)")
-    numbers = describe(e) | {"abs_q75_certain": sure, "abs_median_open": rest, "logit_error_at_certain": certain.q75}
+    if not found.like_noise:
+        return Answer(
+            "no",
+            f"at certain tokens {found.above:.0%} of the gaps are above 0, 1% are {found.tail:.2g} times the 75% "
+            f"quantile, which is {sure / max(rest, 1e-12):.2g} times that elsewhere: noise has two sides and one size",
+        )
+    more = {"abs_q75_certain": sure, "abs_median_open": rest, "logit_error_at_certain": found.q75}
+    numbers = describe(e) | more
     message = (
         f"at tokens that are all but certain |d| is {sure:.2g}, as large as elsewhere ({rest:.2g}): rounding of logits "
         "shrinks there like 1 - p, so this noise was added to log-probs or comes from other tokens"
     )
     out = finding("noise-on-every-token", message, evidence=numbers, ruled_out=("rounding at any precision",))
     return Answer("fits", "as large at certain tokens as elsewhere", out, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Certain:
+    """The gap at certain tokens. `sure`: 75% quantile of |d| there, `rest`: median of |d| at open ones, nats; `q75`: on
+    the token's scale; `above`: share of d above 0; `tail`: 99% quantile of |d| in times of the 75% one."""
+
+    sure: float
+    rest: float
+    q75: float
+    above: float
+    tail: float
+    large: bool
+
+    @property
+    def like_noise(self) -> bool:
+        two_sided = NOISE_ABOVE[0] <= self.above <= NOISE_ABOVE[1]
+        return two_sided and self.tail <= NOISE_TAIL and self.sure <= NOISE_SIZE * self.rest
+
+
+def _at_certain(e: Evidence) -> _Certain | None:
+    """None where too few tokens are certain, or open."""
+    counted, bins = e.extra.get("rounding"), e.profiles.get("probability")
+    if counted is None or bins is None:
+        return None
+    certain, open_ = level(counted, (4, 5)), level(counted, OPEN_TOKENS)
+    if certain.n < LEAST or open_.n < LEAST:
+        return None
+    at_certain = bins.merged(("0.99 - 0.999", "p > 0.999"), "x")
+    sure = at_certain.quantile("x", 0.75)
+    rest = bins.merged(("0.1 - 0.5", "0.5 - 0.9"), "x").quantile("x", 0.5)
+    large = not (certain.q75 < 1.0 or certain.q75 < 4 * open_.q75 or sure < max(0.02, 0.5 * rest))
+    above = counted.counts.get("certain above", 0) / max(1, counted.counts.get("certain", 0))
+    return _Certain(sure, rest, certain.q75, above, at_certain.quantile("x", 0.99) / max(sure, 1e-12), large)
 
 
 def describe(e: Evidence) -> dict[str, Any]:
@@ -162,6 +312,16 @@ def _limit(e: Evidence) -> str:
     declared = [d for name in e.names for d in e.facts.get(f"{name}_dtype", ["None"])]
     known = list(MOST)
     return known[max((known.index(d) if d in known else len(known) - 1 for d in declared), default=len(known) - 1)]
+
+
+def _allowed(e: Evidence) -> float:
+    """The declared limit, with room for the error of a quantile of so few tokens."""
+    return MOST[_limit(e)] * (1 + 2 / math.sqrt(max(1, e.n)))
+
+
+def _finest(size: float, limit: str) -> str:
+    """The finest dtype whose rounding is as large; `limit` where none is."""
+    return next((d for d in MOST if size <= MOST[d]), limit)
 
 
 def _quantised(e: Evidence) -> dict[str, str]:

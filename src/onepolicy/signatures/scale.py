@@ -18,6 +18,8 @@ from onepolicy.types import BoolArray, FloatArray, IntArray
 
 #: Upper edges of p, the larger of the two probabilities.
 EDGES = (0.1, 0.5, 0.9, 0.99, 0.999)
+#: A token is all but certain from this p on, the larger of the two.
+CERTAIN = EDGES[3]
 #: Bins of the scaled size: halves of an octave, from 2^-32 on.
 _LOW, _HIGH = -64, 24
 #: |d| from which tokens are counted apart, nats.
@@ -35,12 +37,14 @@ class Level:
     n: int
     median: float
     q75: float
+    p95: float
     p99: float
 
 
 def look(seen: Seen) -> Counted:
     """Tokens by p and scaled size; those of exactly p = 1 on a side are left out, since cut and filled values end
-    there. Tokens, sums of |d| and of exp|d| - 1 in each band of |d|, with places."""
+    there. Of all but certain tokens, those with d above 0. Tokens, sums of |d| and of exp|d| - 1 in each band of
+    |d|, with places."""
     out = Counted()
     out.count("tokens", len(seen))
     n = lambda mask: int(np.count_nonzero(mask))
@@ -49,6 +53,9 @@ def look(seen: Seen) -> Counted:
     out.count("zero gap", n(seen.d == 0))
     out.count("below", n(seen.d < np.log(NEAR[0])))
     out.count("over", n(seen.d > np.log(NEAR[1])))
+    certain = np.flatnonzero(np.maximum(seen.a, seen.b) >= np.log(CERTAIN))
+    out.count("certain", n(seen.d[certain] != 0))
+    out.count("certain above", n(seen.d[certain] > 0))
     _histogram(out, seen, ~full)
     _bands(out, seen)
     return out
@@ -113,7 +120,7 @@ def level(counted: Counted, bins: tuple[int, ...]) -> Level:
     n = int(sizes.sum())
     at = np.cumsum(sizes)
     of = lambda q: 2.0 ** ((int(np.searchsorted(at, q * n)) + _LOW + 0.5) / 2) if n else float("nan")
-    return Level(n, of(0.5), of(0.75), of(0.99))
+    return Level(n, of(0.5), of(0.75), of(0.95), of(0.99))
 
 
 @dataclass(frozen=True, slots=True)

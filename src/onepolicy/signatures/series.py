@@ -174,7 +174,8 @@ def tail(e: Evidence) -> Answer:
 
 def _tail(early: Bins, late: Bins, quantile: float) -> Answer:
     edge = early.quantile("x", quantile)
-    counts = [sum(n for code, n in b.sizes["x"].items() if code > _code(early, edge)) for b in (early, late)]
+    last = _code(early, edge)
+    counts = [sum(n for code, n in b.sizes["x"].items() if code > last) for b in (early, late)]
     shares = [c / b.n("x") for c, b in zip(counts, (early, late), strict=True)]
     moved = late.quantile("x", 0.5) / max(early.quantile("x", 0.5), 1e-12)
     times = shares[1] / max(shares[0], (1 - quantile) / 2)

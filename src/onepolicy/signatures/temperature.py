@@ -15,7 +15,7 @@ import numpy as np
 from onepolicy.codes import finding
 from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
-from onepolicy.signatures import entropy_fit, logit_fit
+from onepolicy.signatures import declared_temperatures, entropy_fit, logit_fit
 from onepolicy.signatures.adding import keep, keep_gram, read, spread
 from onepolicy.signatures.base import Answer, Evidence, Signature
 from onepolicy.signatures.declared import numbers
@@ -24,10 +24,16 @@ from onepolicy.types import FloatArray
 
 #: A ratio nearer to 1 than this is no difference.
 LEAST = 0.01
+#: And one nearer than this is not suspected from few tokens.
+LEAST_FEW = 0.03
 #: Share of the gap's square that the fit must explain, to be named; with few sequences it must be nearly all.
 SHARE, SHARE_FEW = 0.5, 0.9
 #: z of the slope, with sequences as clusters: far above what a look at every signature and side could reach by chance.
-CLEAR, SEQUENCES, TOKENS = 5.0, 20, 10
+CLEAR, SEQUENCES, TOKENS, FEW_TOKENS = 5.0, 20, 10, 40
+#: What rounding to float32 and printing to three decimals may do to a log-prob, and the largest log-odds, nats.
+ROUNDING, MOST_ODDS = 2e-3, 12.0
+#: A declared temperature this near to the fitted quotient (of logs) speaks for it.
+AS_DECLARED = 0.12
 #: A side whose log-probs spread less than this is no distribution over contexts (uniform, or one value).
 FLAT = 0.05
 
@@ -43,9 +49,27 @@ def look(seen: Seen) -> Counted:
     keep(out, **sums)
     parts = {k: sums[f"chosen:{k}"] for k in ("d", "a", "ad", "aa")}
     keep_gram(out, "chosen", parts | {"n": seen.counts.astype(np.float64)})
+    _likeliest(out, seen)
+    declared_temperatures.look(out, seen)
     for side, values in (("a", seen.a), ("b", seen.b)):
         entropy_fit.look(out, side, values, seen)
     return out
+
+
+def _likeliest(out: Counted, seen: Seen) -> None:
+    """Of tokens that have more than half of the mass on one side, and of the others: how many a side has higher; and
+    the log-odds of the first."""
+    likely = np.maximum(seen.a, seen.b) >= math.log(0.5)
+    top = np.flatnonzero(likely)
+    for name, d in (("top", seen.d[top]), ("rest", seen.d[~likely])):
+        out.count(f"{name}:above", int(np.count_nonzero(d > ROUNDING)))
+        out.count(f"{name}:lower", int(np.count_nonzero(d < -ROUNDING)))
+    keep(out, **{f"top:{side}": _log_odds(x[top]) for side, x in (("a", seen.a), ("b", seen.b))})
+
+
+def _log_odds(x: FloatArray) -> FloatArray:
+    held = np.clip(x, -MOST_ODDS, -1e-6)
+    return held - np.log(-np.expm1(held))
 
 
 def _moments(seen: Seen, at: slice) -> dict[str, FloatArray]:
@@ -64,6 +88,9 @@ def judge(evidence: Evidence) -> Answer:
     exact = evidence.extra.get("softcap")
     if logit_fit.tokens(exact):
         return _by_distributions(exact, evidence)  # pyright: ignore[reportArgumentType]
+    by_request = declared_temperatures.judge(evidence, seen)
+    if by_request is not None:
+        return by_request
     fits = [fit for side in ("a", "b") if (fit := entropy_fit.fit(seen, side)) is not None]
     if fits:
         return _by_entropy(max(fits, key=lambda f: f.share), evidence, seen)
@@ -132,22 +159,29 @@ def _by_entropy(fit: Fit, evidence: Evidence, seen: Counted) -> Answer:
         return Answer(
             "no", f"contexts of low and high entropy want other quotients ({low:.2f}, {high:.2f}): no temperature"
         )
-    many = seen.counts.get("sequences", 0) >= SEQUENCES
-    if fit.n >= TOKENS and (fit.share >= SHARE_FEW or (fit.share >= SHARE and many and fit.z >= CLEAR)):
+    many = seen.counts.get("sequences", 0) >= SEQUENCES and fit.z >= CLEAR
+    declared = fit.n >= FEW_TOKENS and _as_declared(fit.ratio, evidence)
+    if fit.n >= TOKENS and (fit.share >= SHARE_FEW or (fit.share >= SHARE and (many or declared))):
         found = _found(evidence, _sides(fit.ratio, evidence), fit.share, f"{fit.by} at {fit.n} tokens", False)
         return Answer("fits", "", found, fit.share)
-    if fit.share >= SHARE:
+    if fit.share >= SHARE and fit.n >= FEW_TOPS and abs(math.log(fit.ratio)) >= LEAST_FEW:
         return Answer("unclear", f"{told}, on {fit.n} tokens: too few", _suspected(evidence, fit), fit.share)
     return Answer("no", told)
+
+
+def _as_declared(ratio: float, evidence: Evidence) -> bool:
+    """Whether the quotient is a declared temperature or its inverse."""
+    said = [math.log(t) for t in numbers(evidence, "temperature") if t > 0 and abs(math.log(t)) > AS_DECLARED]
+    return any(min(abs(math.log(ratio) - t), abs(math.log(ratio) + t)) < AS_DECLARED for t in said)
 
 
 def _sides(ratio: float, evidence: Evidence) -> dict[str, float]:
     """Which side has which: by the declared temperature where it is the ratio or its inverse; else the sampler's is
     taken as 1."""
     for declared in numbers(evidence, "temperature"):
-        if declared > 0 and abs(math.log(ratio / declared)) < 0.05:
+        if declared > 0 and abs(math.log(ratio / declared)) < AS_DECLARED:
             return dict(zip(evidence.names, (1.0, round(ratio, 3)), strict=True))
-        if declared > 0 and abs(math.log(ratio * declared)) < 0.05:
+        if declared > 0 and abs(math.log(ratio * declared)) < AS_DECLARED:
             return dict(zip(evidence.names, (round(1 / ratio, 3), 1.0), strict=True))
     return dict(zip(evidence.names, (1.0, round(ratio, 3)), strict=True))
 
@@ -173,7 +207,7 @@ def _by_chosen(seen: Counted, evidence: Evidence) -> Answer:
     fit = chosen_fit(seen)
     told = f"the sampler's log-prob explains {fit.share:.0%} of the gap"
     if abs(math.log(fit.ratio)) < LEAST or fit.share < SUSPECT:
-        return Answer("no", told)
+        return _by_signs(seen, evidence) or Answer("no", told)
     fewer = _fewer_sign(evidence)
     if fewer < BOTH_SIGNS:
         return Answer(
@@ -185,6 +219,31 @@ def _by_chosen(seen: Counted, evidence: Evidence) -> Answer:
     return Answer("unclear", f"{told}: {_NEEDED}", _suspected(evidence, fit), fit.share)
 
 
+def _by_signs(seen: Counted, evidence: Evidence) -> Answer | None:
+    """A temperature moves every likeliest token to one side, and others to both."""
+    above, lower = (seen.counts.get(f"top:{k}", 0) for k in ("above", "lower"))
+    n = above + lower
+    if n < FEW_TOPS or max(above, lower) < ONE_SIDE * n:
+        return None
+    others = [seen.counts.get(f"rest:{k}", 0) for k in ("above", "lower")]
+    if others[1 if above > lower else 0] < FEW_OTHERS * sum(others):
+        return None
+    ratio = read(seen, "top:a") / max(read(seen, "top:b"), 1e-9)
+    if not RANGE[0] <= ratio <= RANGE[1] or (ratio < 1) != (above > lower) or abs(math.log(ratio)) < LEAST_BY_SIGNS:
+        return None
+    sharper = evidence.names[1] if above > lower else evidence.names[0]
+    looks = (
+        f"it is higher at {max(above, lower)} of {n} tokens that are likelier than all others together, as a "
+        f"temperature quotient of about {ratio:.2g} would have it"
+    )
+    fit = Fit(ratio, max(SUSPECT, chosen_fit(seen).share), 0.0, n, "the likeliest tokens")
+    return Answer("unclear", f"{sharper}: {looks}; {_NEEDED}", _suspected(evidence, fit, looks), fit.share)
+
+
+#: Likeliest tokens that a temperature moves to one side (96 to 100%; else 36 to 55%, cut support 90 to 95%); of the
+#: others, those on the other side (38 to 75%; cut support under 20%);
+#: the quotient (of logs) that noise of both sides does not reach; and the likeliest tokens that are needed.
+ONE_SIDE, FEW_OTHERS, LEAST_BY_SIGNS, FEW_TOPS = 0.9, 0.3, 0.08, 24
 #: Share of the mean square gap on a line in the sampler's log-prob from which a temperature is suspected: rounding
 #: and staleness, which know no direction, stay below a tenth.
 SUSPECT = 0.3
@@ -220,15 +279,20 @@ def _found(evidence: Evidence, ours: dict[str, float], share: float, by: str, ab
         "range": list(RANGE),
         "naive_fix_is_valid": False,
     }
-    return finding("temperature-mismatch", message, evidence=more)
+    told = absolute or _as_declared(ours[b] / ours[a], evidence)
+    rivals = () if told else ("logits of another scale on one side (a multiplier of the head)",)
+    return finding("temperature-mismatch", message, evidence=more, rivals=rivals)
 
 
-def _suspected(evidence: Evidence, fit: Fit) -> Any:
+def _suspected(evidence: Evidence, fit: Fit, looks: str = "") -> Any:
     sharper = evidence.names[1] if fit.ratio < 1 else evidence.names[0]
-    message = (
-        f"{sharper} looks sharper: by {fit.by}, {fit.share:.0%} of the gap is as a temperature quotient of about "
-        f"{fit.ratio:.2g} would make it. The scorer's entropy and varentropy, or a re-scoring, would decide"
-    )
+    needs = "The scorer's entropy and varentropy"
+    if fit.by.endswith("entropy"):
+        needs = "Its varentropy besides, more sequences"
+    if not looks:
+        quotient = f"a temperature quotient of about {fit.ratio:.2g}"
+        looks = f"by {fit.by}, {fit.share:.0%} of the gap is as {quotient} would make it"
+    message = f"{sharper} looks sharper: {looks}. {needs}, or a re-scoring, would decide"
     more = {
         "temperature_ratio_about": round(fit.ratio, 3),
         "explained": round(fit.share, 4),

@@ -20,7 +20,7 @@ from onepolicy.counted import Counted
 from onepolicy.profiles.base import Seen
 from onepolicy.signatures.adding import clipped, keep, keep_gram, read, spread
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.declared import switched_off, switched_on, told
+from onepolicy.signatures.declared import numbers, switched_off, switched_on, told
 from onepolicy.types import BoolArray, FloatArray, Outcome, Severity
 
 #: What rounding to float32 and printing to three decimals may do to a log-prob, nats.
@@ -33,6 +33,10 @@ ABOVE_NOISY, CLEAR, SEQUENCES = 0.25, 5.0, 20
 ZEROS = 5
 #: The only kept token has at least so much of the mass: a filled 0.0 stands at any probability.
 ALONE = math.log(0.3)
+#: Nobody draws with a top_p below this; a mask may leave less.
+LEAST_TOP_P = 0.3
+#: What keeps tokens and stands in no column.
+MASK = ("a mask that keeps tokens on that side (grammar, bad words, allowed ids)",)
 #: Bins of -d, nats, for the bound that is seen.
 _STEP, _BINS = 0.005, 600
 _PARAMETERS = ("top_p", "top_k", "min_p")
@@ -128,6 +132,8 @@ def judge(evidence: Evidence) -> Answer:
     side = "a" if read(seen, "d") <= 0 else "b"
     c = lambda name: seen.counts.get(f"{side}:{name}", 0)
     on = switched_on(evidence, *_PARAMETERS)
+    if _all_zero(c, n) and (told_greedy := _greedy(evidence)):
+        return _greedily(evidence, seen, side, on, told_greedy)
     mean_ratio = 1 + read(seen, "ratio" if side == "a" else "back") / n
     if not (_one_sided(c, n) or _zeros_in_noise(c, n) or _one_sided_in_noise(seen, side, mean_ratio)):
         return Answer(
@@ -151,6 +157,30 @@ def _one_sided(c: Any, n: int) -> bool:
     return c("above") <= n // 1000 and c("lower") >= max(8, 0.02 * n)
 
 
+def _all_zero(c: Any, n: int) -> bool:
+    """One side is 0 wherever the two are apart, but for ties: each of its sets holds one token."""
+    ties = c("lower inside") + c("above")
+    return c("lower") >= FEWEST and ties <= 0.05 * n
+
+
+def _greedy(evidence: Evidence) -> str:
+    """The declaration under which one token is kept everywhere; empty without one."""
+    found = {"temperature": (0.0,), "top_k": (1.0,)}
+    return next((f"{k} {v[0]:g}" for k, v in found.items() if tuple(numbers(evidence, k)) == v), "")
+
+
+def _greedily(evidence: Evidence, seen: Counted, side: str, on: dict[str, list[float]], said: str) -> Answer:
+    who, other = evidence.names if side == "a" else evidence.names[::-1]
+    n = seen.counts["tokens"]
+    message = (
+        f"{who} is 0.0 wherever one token is kept, which is everywhere (declared is {said}), {other} is not: at "
+        f"{seen.counts[f'{side}:lower']} of {n} tokens they are apart, and the mean probability under {other} is "
+        f"{1 + _mean(seen, side):.4f}"
+    )
+    found = finding("truncated-support-mismatch", message, evidence=_told(evidence, seen, side, on))
+    return Answer("fits", "", found, 1.0)
+
+
 def _zeros_in_noise(c: Any, n: int) -> bool:
     """Exact zeros where the other side is not certain, and offsets that are mostly of one sign: from few tokens."""
     return c("alone") >= ZEROS and c("above") <= ABOVE_NOISY * n and c("lower") >= max(FEWEST, 2 * c("above"))
@@ -161,7 +191,14 @@ def _one_sided_in_noise(seen: Counted, side: str, mean_ratio: float) -> bool:
     n, s = seen.counts["tokens"], seen.counts.get("sequences", 0)
     error = spread(seen, "ratio", {"ratio" if side == "a" else "back": 1.0, "n": 1 - mean_ratio}) / n
     above = seen.counts.get(f"{side}:above", 0) / n
-    return s >= SEQUENCES and above <= ABOVE_NOISY and 1 - mean_ratio > CLEAR * error and 1 - mean_ratio > ROUNDING
+    many = seen.counts.get(f"{side}:lower", 0) >= max(FEWEST, 0.02 * n)  # not a few tokens of some other fault
+    return (
+        many
+        and s >= SEQUENCES
+        and above <= ABOVE_NOISY
+        and 1 - mean_ratio > CLEAR * error
+        and 1 - mean_ratio > ROUNDING
+    )
 
 
 def _within(c: Any) -> bool:
@@ -177,14 +214,16 @@ def _named(evidence: Evidence, seen: Counted, side: str, mean_ratio: float, on: 
     proof += [f"the offset stays within the declared {told(on)}"] if on and c("bounded") and _within(c) else []
     proof += [f"declared is {told(on)}"] if on and not c("bounded") else []
     proof += _masses_told(seen) if side == "a" else []
+    if switched_off(evidence, *_PARAMETERS):
+        proof.append("top_p, top_k and min_p are declared off, so a mask keeps them, or the declaration is wrong")
     message = (
         f"{who} is renormalised over its kept tokens, {other} over all: {c('above')} of {n} gaps have the other sign, "
         f"and the mean ratio {'' if side == 'a' else '(sampler over scorer) '}is the kept mass, {mean_ratio:.4f}; "
         + "; ".join(proof)
     )
-    return Answer(
-        "fits", "", finding("truncated-support-mismatch", message, evidence=_told(evidence, seen, side, on)), 1.0
-    )
+    facts = _told(evidence, seen, side, on)
+    found = finding("truncated-support-mismatch", message, evidence=facts, rivals=() if on else MASK)
+    return Answer("fits", "", found, 1.0)
 
 
 def _masses_told(seen: Counted) -> list[str]:
@@ -204,21 +243,33 @@ def _open(evidence: Evidence, seen: Counted, side: str, on: dict[str, list[float
         why = f"the offset of {who} goes beyond what the declared {told(on)} allows"
     elif switched_off(evidence, *_PARAMETERS):
         why = "one-sided, but top_p, top_k and min_p are declared off"
-    else:
+    elif seen_bound >= LEAST_TOP_P:
         why = f"one-sided, no truncation is declared; as top_p it would be about {seen_bound:.3g}"
+    else:
+        why = f"one-sided, no truncation is declared; a kept mass of {seen_bound:.2g} is rather a mask than a top_p"
     message = (
-        f"{other} is lower than {who} at every token that is off, mean kept mass {1 + _mean(seen, side):.4f}: {why}"
+        f"{other} is lower than {who} at {seen.counts.get(f'{side}:lower', 0)} of {_off(seen, side)} tokens that are "
+        f"off, mean kept mass {1 + _mean(seen, side):.4f}: {why}"
     )
-    rivals = ("top-p, top-k or min-p on one side", "padded vocabulary rows in the other side's softmax")
+    rivals = (
+        "top-p, top-k or min-p on one side, or tokens that it masks (grammar, bad words, allowed ids)",
+        "padded vocabulary rows in the other side's softmax",
+    )
+    if any(t not in (0.0, 1.0) for t in numbers(evidence, "temperature")):
+        rivals += (f"log-probs of {other} that were divided by the temperature after the softmax: no distribution",)
     found = finding(
         "truncated-support-mismatch",
         message,
-        severity=Severity.INFO,
+        severity=Severity.WARN,
         outcome=Outcome.INCONCLUSIVE,
         evidence=_told(evidence, seen, side, on),
         rivals=rivals,
     )
     return Answer("unclear", why, found, 1.0)
+
+
+def _off(seen: Counted, side: str) -> int:
+    return seen.counts.get(f"{side}:lower", 0) + seen.counts.get(f"{side}:above", 0)
 
 
 def _mean(seen: Counted, side: str) -> float:
