@@ -74,7 +74,9 @@ COLUMNS: dict[str, str] = {
     "drawn": "drawn",
     "advantages": "advantages",
     "sampler_entropy": "sampler_entropy",
+    "sampler_varentropy": "sampler_varentropy",
     "old_entropy": "old_entropy",
+    "old_varentropy": "old_varentropy",
     "entropy": "old_entropy",
 }
 #: record column -> (spellings, kind)
@@ -85,6 +87,7 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
     "run_id": (("run_id",), "name"),
     "trajectory_id": (("trajectory_id", "episode_id"), "name"),
     "env_id": (("env_id", "env_name", "env", "data_source", "dataset"), "name"),
+    "replica_id": (("replica_id", "replica", "dp_rank", "server_id", "engine_id"), "name"),
     "finish_reason": (("finish_reason", "stop_reason", "status"), "word"),
     "step": (("step", "global_step", "training_step"), "whole"),
     "turn": (("turn", "turn_id"), "short"),
@@ -95,6 +98,9 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
     "top_p": (("top_p",), "number"),
     "min_p": (("min_p",), "number"),
     "top_k": (("top_k",), "short"),
+    "repetition_penalty": (("repetition_penalty",), "number"),
+    "presence_penalty": (("presence_penalty",), "number"),
+    "frequency_penalty": (("frequency_penalty",), "number"),
     "padding_length": (("padding_length",), "short"),
     "cached_prefix_length": (("cached_prefix_length", "cached_tokens"), "short"),
     "logprob_semantics": (("logprob_semantics",), "semantics"),

@@ -161,6 +161,14 @@ def test_versions_spans_and_label(tmp_path: Path) -> None:
     assert "'version_spans': got [0, 9, 1], but the reply has 4 tokens" in found.why
 
 
+def test_what_a_loose_record_says_of_itself(tmp_path: Path) -> None:
+    told = {"dp_rank": 3, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0, "env": "math"}
+    record = only(lines(tmp_path / "a.jsonl", [loose_row(**told, old_varentropy=[0.5] * len(REPLY))]))
+    wanted = {"replica_id": "3", "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.0}
+    assert {k: record.facts[k] for k in wanted} == wanted and record.facts["env_id"] == "math"
+    assert record.columns["old_varentropy"].values.tolist() == [0.5] * len(REPLY)
+
+
 def test_loose_parquet(tmp_path: Path) -> None:
     table = {"prompt_ids": [PROMPT], "response_ids": [REPLY], "rollout_logprobs": [np.array(SAMPLER)], "step": [3]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
