@@ -295,7 +295,7 @@ def test_remote_files_are_read_where_they_are(cli: Command, tmp_path: Path):
 
     write(sample(), tmp_path / "a.parquet")
     fsspec.filesystem("memory").pipe("/bucket/run7/a.parquet", (tmp_path / "a.parquet").read_bytes())
-    out = cli("audit", "memory://bucket/run7/*.parquet", "--workers", "1", "--json")
+    out = cli("audit", "memory://bucket/run7/**.parquet", "--workers", "1", "--json")
     here = cli("audit", tmp_path / "a.parquet", "--workers", "1", "--json")
     assert json.loads(out.out)["sums"] == json.loads(here.out)["sums"]
 

@@ -36,13 +36,14 @@ class Files:
     """Opens the files of a dump. Holds nothing open, so it can be handed to other processes."""
 
     def expand(self, uris: Iterable[str | Path]) -> list[str]:
-        """Every file that is meant: folders with all below them, globs (`**` too), URLs; sorted, each once.
+        """Every file that is meant: folders with all below them, globs, URLs; sorted, each once. `**.parquet` is
+        `**/*.parquet`: at any depth.
 
         Errors: `UsageError` for a path, folder or glob with nothing behind it; `MissingExtra` for a URL without
         fsspec.
         """
         found: set[str] = set()
-        for uri in map(str, uris):
+        for uri in map(_any_depth, map(str, uris)):
             paths = _remote(uri) if is_url(uri) else _local(uri)
             if not paths:
                 raise UsageError(f"no such file or folder, and no file matches: {uri}")
@@ -98,6 +99,13 @@ def _local(uri: str) -> list[str]:
     if os.path.lexists(path):
         return [path]
     return [p for p in glob.glob(path, recursive=True, include_hidden=True) if not os.path.isdir(p)]
+
+
+def _any_depth(uri: str) -> str:
+    """`**` before more of a name: Python takes it for one `*` and newer fsspec refuses it; people mean any depth."""
+    if not is_url(uri) and os.path.lexists(uri):
+        return uri
+    return re.sub(r"(^|[/\\])\*\*(?=[^/\\*])", r"\1**/*", uri)
 
 
 def _remote(uri: str) -> list[str]:

@@ -31,6 +31,8 @@ def test_folders_globs_and_files_are_expanded_once_and_sorted(tmp_path: Path) ->
     everything = files.expand([tmp_path])
     assert [Path(p).name for p in everything] == ["1.jsonl", "3.jsonl", "2.jsonl", "c.txt"]
     assert files.expand([f"{tmp_path}/**/*.jsonl", tmp_path / "a" / "1.jsonl"]) == everything[:3]
+    assert files.expand([f"{tmp_path}/**.jsonl"]) == everything[:3]
+    assert files.expand([f"{tmp_path}/a/**3.jsonl"]) == everything[1:2]
     with pytest.raises(UsageError, match=r"no such file or folder, and no file matches: .*/none"):
         files.expand([tmp_path / "none"])
 
@@ -47,7 +49,7 @@ def test_urls_through_fsspec() -> None:
     try:
         found, items = read_dump("memory://dump/*.jsonl")
         assert [x.facts["step"] for x in items if isinstance(x, RawRecord)] == [1, 2] and not found.unclaimed
-        assert len(read_dump("memory://dump")[1]) == 2
+        assert len(read_dump("memory://dump")[1]) == len(read_dump("memory://**step*.jsonl")[1]) == 2
         assert Files().size("memory://dump/train_data_step1.jsonl") == len(json.dumps(nemo_rl_row())) + 1
         with pytest.raises(UsageError, match="no such file"):
             Files().expand(["memory://dump/none"])
