@@ -46,7 +46,6 @@ def align(
     if len(rollouts) == 0 or rollouts.n_tokens == 0:
         raise AlignmentError("no tokens to compare: the rollouts are empty")
     unit, keys = rollouts.clusters()
-    trained = rollouts.tokens.get("loss_mask")
     told = {
         f"{side}_{what}": _optional(getattr(scoring, what))
         for side, scoring in (("a", left), ("b", right))
@@ -62,7 +61,7 @@ def align(
         a_valid=left.logprobs.mask(),
         b_valid=right.logprobs.mask(),
         drawn=rollouts.drawn,
-        trained=None if trained is None else trained.values & trained.mask(),
+        trained=rollouts.trained,
         drawn_by=_who_drew(a, b, drawn_by),
         estimable=estimable(rollouts),
         record_ids=tuple(rollouts.content_ids()),

@@ -219,9 +219,9 @@ def _without_numbers(survey: Survey, dump: Dump, seen: Sequence[Finding]) -> Rep
 
 
 def _context(survey: Survey, dump: Dump) -> dict[str, Any]:
-    audit = {"uris": list(dump.uris), "formats": dict(dump.formats), "counts": dict(survey.dump.counts)}
+    audit = {"uris": list(dump.uris), "formats": dict(dump.formats), "counts": dict(sorted(survey.dump.counts.items()))}
     audit |= {"names": list(survey.names), "facts": survey.fact_values()}
-    audit["profiles"] = {key: bins.to_dict() for key, bins in survey.profiles.items()}
+    audit["profiles"] = {k: bins.to_dict() for k, bins in sorted(survey.profiles.items()) if bins.table}
     return {"audit": audit, "tokens": _worst_tokens(survey, dump)}
 
 
@@ -272,7 +272,8 @@ def _median(evidence: Evidence) -> int:
 def _profiles(evidence: Evidence) -> list[Listing]:
     """The profiles that are worth a look, first those that always are."""
     keys = [k for k in SHOWN if k in evidence.profiles]
-    keys += [k for k in evidence.profiles if k not in keys and _worth_showing(evidence, k)]
+    keys += [k for k in PROFILES if k in evidence.profiles and k not in keys and _worth_showing(evidence, k)]
+    keys += [k for k in sorted(evidence.profiles) if k not in PROFILES and _worth_showing(evidence, k)]
     return [_profile(evidence, key) for key in keys]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onepolicy.errors import ContentError
+from onepolicy.errors import ContentError, MergeError
 from onepolicy.formats import FORMATS
 from onepolicy.formats.base import BrokenRecord, RawRecord, Shard, TextRecord
 from onepolicy.formats.files import Files
@@ -125,6 +125,8 @@ def _by_columns(shard: Shard, work: Work, number: int) -> Survey | None:
             return None
         for read in reads:
             out.add(survey_read(read, work, order_of(read, number, out.dump.counts.get("records", 0))))
+    except MergeError:  # parts that are clustered by other units: no fault of the file, and told apart by `surveyed`
+        raise
     except ContentError:
         return None
     return out
@@ -135,6 +137,8 @@ def _by_records(shard: Shard, work: Work, number: int) -> Survey | Unreadable:
     try:
         for read in batches(shard):
             out.add(survey_read(read, work, order_of(read, number, out.dump.counts.get("records", 0))))
+    except MergeError:
+        raise
     except ContentError as err:
         if not out.dump.counts.get("records"):
             return Unreadable(shard.paths, str(err))

@@ -72,6 +72,13 @@ class Rollouts:
         col = self.tokens.get("drawn")
         return np.zeros(self.n_tokens, dtype=bool) if col is None else col.values & col.mask()
 
+    @property
+    def trained(self) -> NDArray[np.bool_] | None:
+        """`[T]` False where the loss mask says 0, None without one: a record that has none is trained on, alone or
+        beside others that have."""
+        col = self.tokens.get("loss_mask")
+        return None if col is None else col.values if col.valid is None else col.values | ~col.valid
+
     def sequence(self, i: int) -> slice:
         """Where the tokens of sequence i stand in the flat columns."""
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))

@@ -117,12 +117,14 @@ def _replay_of(name: str) -> Replay:
 
 def _tokens(seen: Seen) -> Tokens:
     """The compared tokens, packed, of the sequences that have some; advantages where all trained ones have one."""
-    mask = seen.rollouts.tokens.get("loss_mask")
-    trained = np.ones(len(seen), dtype=bool) if mask is None else (mask.values & mask.mask())[seen.at].astype(bool)
+    mask = seen.rollouts.trained
+    trained = np.ones(len(seen), dtype=bool) if mask is None else mask[seen.at]
     told = seen.rollouts.tokens.get("advantages")
     advantages: FloatArray | None = None
     if told is not None and told.mask()[seen.at][trained].all():
         advantages = np.where(told.mask(), told.values, 0.0)[seen.at].astype(np.float64)
+    elif told is None and not trained.any():  # nothing that needs one: as beside records that have some
+        advantages = np.zeros(len(seen))
     return Tokens(seen.a, seen.b, trained, advantages, seen.counts[seen.counts > 0])
 
 

@@ -197,6 +197,7 @@ def wild(seed: int, masked: bool, advantages: str, odd: bool = False) -> Rollout
         told = rng.random(n) < 0.98
         trained[n // 2], told[n // 2] = odd or trained[n // 2], odd or told[n // 2]
         out = with_tokens(out, loss_mask=Values(trained, told))
+        trained = trained | ~told
     if advantages == "none":
         return out
     signs = rng.choice([-0.9, -0.2, 0.0, 0.7], len(lengths))
@@ -211,7 +212,7 @@ def expected(seen: Seen, clusters: np.ndarray) -> whatif.WhatIf:
     out = whatif.WhatIf()
     columns, at = seen.rollouts.tokens, seen.at
     mask, told = columns.get("loss_mask"), columns.get("advantages")
-    trained = np.ones(len(at), bool) if mask is None else (mask.values & mask.mask())[at]
+    trained = np.ones(len(at), bool) if mask is None else (mask.values | ~mask.mask())[at]
     advantages = None if told is None else np.where(told.mask(), told.values, 0.0)[at]
     of = [trained & (seen.sequence == i) for i in range(len(seen.rollouts))]
     mark(out, len(whatif.REPLAYS), trained, of, clusters)

@@ -176,8 +176,8 @@ def _mask(rollouts: Rollouts, mask: str) -> BoolArray:
         return rollouts.scorings["sampler"].logprobs.mask()
     if mask == "reply":
         return _positions(rollouts) >= np.repeat(_prompts(rollouts), rollouts.lengths)
-    drawn, trained = rollouts.drawn, rollouts.tokens.get("loss_mask")
-    return drawn if mask == "drawn" or trained is None else drawn & trained.values & trained.mask()
+    drawn, trained = rollouts.drawn, rollouts.trained
+    return drawn if mask == "drawn" or trained is None else drawn & trained
 
 
 def _positions(rollouts: Rollouts) -> IntArray:

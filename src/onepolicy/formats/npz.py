@@ -167,7 +167,7 @@ def _flat(arrays: Mapping[str, _Array]) -> _Rows:
     good = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 0 and int(offsets[0]) == 0
     if not good or bool((np.diff(offsets.astype(np.int64)) < 0).any()) or int(offsets[-1]) != total:
         raise ValueError(f"{key!r}: wanted whole numbers from 0 to {total} that never fall, one more than sequences")
-    n = len(offsets) - 1
+    offsets, n = offsets.astype(np.int64), len(offsets) - 1
     replies = _counts(arrays, _REPLY_LENGTHS, n)
     prompts = _counts(arrays, _PROMPT_LENGTHS, n)
     if replies is None and prompts is not None:

@@ -113,8 +113,7 @@ class Batch:
     @cached_property
     def trained(self) -> BoolArray | None:
         """`[T]` False where the loss mask says 0; None without one."""
-        col = self.rollouts.tokens.get("loss_mask")
-        return None if col is None else col.values if col.valid is None else col.values | ~col.valid
+        return self.rollouts.trained
 
     @cached_property
     def live(self) -> BoolArray:

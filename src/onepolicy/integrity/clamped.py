@@ -53,11 +53,13 @@ def _count(out: Counted, batch: Batch, pair: Pair, side: Side, end: str) -> None
     rows[full] &= furthest - np.minimum(nearest, furthest) >= _RANGE * furthest
     if not rows.any():
         return
-    for value in np.unique(least[rows]):
-        at = np.flatnonzero(beyond & np.repeat(rows & (least == value), pair.lengths))
+    picked = np.flatnonzero(beyond & np.repeat(rows, pair.lengths))
+    picked = picked[np.argsort(x[picked], kind="stable")]
+    values, first = np.unique(x[picked], return_index=True)
+    for value, at in zip(values.tolist(), np.split(picked, first[1:]), strict=True):
         key = f"clamped:{side}:{end}:{float(sign * value)!r}"
         out.count(key, len(at))
-        out.greatest(f"{key}:furthest", float((x - y)[at].max()))
+        out.greatest(f"{key}:furthest", float((x[at] - y[at]).max()))
         spot_tokens(out, key, batch, pair.at[at], {"value": sign * x[at], "other": sign * y[at]})
 
 

@@ -23,7 +23,7 @@ def pattern(
     fits as well. `order` `[S]`: where each record stands in the dump, -1 unknown (then as they come); `tokens` `[S]`,
     `groups` `[S]` (empty: unknown)."""
     rows, other = rows[sure], other[sure]
-    place = order if (order >= 0).all() else np.arange(len(order))
+    place = np.argsort(np.argsort(order, kind="stable")) if (order >= 0).all() else np.arange(len(order))
     by_place = np.argsort(place[rows], kind="stable")
     rows, other = rows[by_place], other[by_place]
     at, to = place[rows], place[other]

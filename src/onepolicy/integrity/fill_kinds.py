@@ -23,7 +23,8 @@ def count_runs(out: Counted, batch: Batch, at: IntArray, side: Side) -> None:
     values, offsets = batch.side_values[side], batch.rollouts.offsets
     first = np.zeros(len(values), dtype=bool)
     starts = offsets[:-1] + batch.prompts
-    first[starts[starts < offsets[1:]]] = True  # a run begins anew with each reply
+    for begun in (offsets[:-1], starts):  # a run begins anew with each record, and with its reply
+        first[begun[begun < offsets[1:]]] = True
     empty = (values == 0.0) | np.isnan(values)
     run = np.cumsum(first | (np.diff(empty, prepend=False)))
     long = np.bincount(run)[run[at]] >= _RUN

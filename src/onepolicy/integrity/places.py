@@ -23,8 +23,11 @@ def spot_tokens(counted: Counted, name: str, batch: Batch, at: IntArray, notes: 
     offsets = batch.rollouts.offsets
     record = np.searchsorted(offsets, at, side="right") - 1
     spots: list[Spot] = []
-    for s in _first_records(batch, record):
-        for i in np.flatnonzero(record == s)[:SPOTS].tolist():
+    by_record = np.argsort(record, kind="stable")
+    lo = np.searchsorted(record[by_record], chosen := _first_records(batch, record))
+    hi = np.searchsorted(record[by_record], chosen, side="right")
+    for s, first, end in zip(chosen, lo.tolist(), hi.tolist(), strict=True):
+        for i in by_record[first : min(end, first + SPOTS)].tolist():
             position = int(at[i] - offsets[s])
             told = {k: number(v[i]) for k, v in notes.items()}
             reply = position - int(batch.prompts[s])

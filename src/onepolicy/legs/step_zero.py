@@ -41,8 +41,7 @@ def step_zero(rollouts: Rollouts) -> tuple[LegResult, list[Finding]]:
 def identities(rollouts: Rollouts, a: Scoring, b: Scoring) -> dict[str, Any]:
     """Mean ratio, share of ratios outside 1 +- `CLIP`, k3 and mean |d| over the tokens that are trained on (`b` against
     `a`), with the bound for their precision."""
-    mask = rollouts.tokens.get("loss_mask")
-    on = rollouts.drawn & (rollouts.drawn if mask is None else mask.values & mask.mask())
+    on = rollouts.drawn if rollouts.trained is None else rollouts.drawn & rollouts.trained
     with np.errstate(invalid="ignore"):
         d = (values_of(b) - values_of(a))[on & a.logprobs.mask() & b.logprobs.mask()]
     not_finite = int(np.count_nonzero(~np.isfinite(d)))

@@ -47,7 +47,8 @@ def answer_from(measurements: Mapping[str, Measurement], length: int) -> dict[st
     rms, mean = (measurements.get(key) for key in ("log_ratio/rms", "log_ratio/mean"))
     if rms is None or mean is None or rms.value is None or mean.value is None:
         return {}
-    out = answer(math.sqrt(max(rms.value**2 - mean.value**2, 0.0)), length)
+    high, low = rms.value + mean.value, rms.value - mean.value  # their squares may pass a float
+    out = answer(math.sqrt(max(high, 0.0)) * math.sqrt(max(low, 0.0)), length)
     for name, key in (
         ("outside_clip_share", "outside_clip/share"),
         ("variance_per_token", "length_scaling/variance_per_token"),

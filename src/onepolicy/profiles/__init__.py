@@ -42,7 +42,7 @@ PROFILES: dict[str, Profile] = {
         Profile("reused", "cached prefix's own tokens", bins.reused, "cached_prefix_length"),
         Profile("step", "training step", bins.of_record("step"), "step", "record"),
         Profile("scorer_version", "scorer's weights", bins.of_record("scorer_version"), "scorer_version", "record"),
-        Profile("turn", "turn", bins.of_record("turn"), "turn", "record"),
+        Profile("turn", "turn", bins.of_record("turn"), "turn", "record", most=MOST),
         Profile("env", "environment", bins.of_record("env_id"), "env_id", "record", most=MOST),
         Profile("replica", "sampler's replica", bins.of_record("replica_id"), "replica_id", "record", most=MOST),
         Profile("finish", "finish reason", bins.of_record("finish_reason"), "finish_reason", "record", most=MOST),

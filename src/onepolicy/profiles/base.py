@@ -338,5 +338,6 @@ class Bins:
 
 def size_of(code: int) -> float:
     """The value in the middle of a bin of |d|."""
-    edges = np.array([code << _SHIFT, (code + 1) << _SHIFT], dtype=np.uint32).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # above the last bin of floats
+        edges = np.array([code << _SHIFT, (code + 1) << _SHIFT], dtype=np.uint32).view(np.float32).astype(np.float64)
     return 0.0 if code == 0 else float(2 * edges[0] * edges[1] / (edges[0] + edges[1]))

@@ -73,7 +73,8 @@ def keep_gram(counted: Counted, name: str, columns: Mapping[str, FloatArray]) ->
     """Adds the products of per-sequence sums `[S]`."""
     for (i, x), (j, y) in itertools.combinations_with_replacement(columns.items(), 2):
         key = f"{name}:{i}*{j}"
-        counted.sums[key] = counted.sums.get(key, 0) + total(x * y / _UNIT)
+        with np.errstate(over="ignore", invalid="ignore"):
+            counted.sums[key] = counted.sums.get(key, 0) + total(x * y / _UNIT)
 
 
 def spread(counted: Counted, name: str, weights: Mapping[str, float]) -> float:

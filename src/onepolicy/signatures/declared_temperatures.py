@@ -33,7 +33,7 @@ def look(out: Counted, seen: Seen) -> None:
     drawn = np.isfinite(declared) & (declared > 0)  # 0 is greedy, which each side reports in its own way
     top = drawn & (np.maximum(seen.a, seen.b) >= math.log(0.5)) & (seen.size > ROUNDING)
     d, declared = seen.d[top], declared[top]
-    for value in np.unique(declared)[:MOST].tolist():
+    for value in np.unique(declared)[:MOST].tolist():  # the first of a batch are among the first of all
         here = declared == value
         out.count(f"declared {value!r}:above", int(np.count_nonzero(here & (d > 0))))
         out.count(f"declared {value!r}:lower", int(np.count_nonzero(here & (d < 0))))
@@ -65,11 +65,11 @@ def judge(evidence: Evidence, seen: Counted) -> Answer | None:
 def _shares(seen: Counted) -> dict[float, float]:
     """Declared temperature -> share of its likeliest tokens at which the scorer is higher."""
     out: dict[float, float] = {}
-    for key in seen.counts:
-        if key.startswith("declared ") and key.endswith(":above"):
-            above, lower = seen.counts[key], seen.counts[key.replace(":above", ":lower")]
-            if above + lower >= FEWEST:
-                out[float(key.split()[1].removesuffix(":above"))] = above / (above + lower)
+    told = {k.removeprefix("declared ").split(":")[0] for k in seen.counts if k.startswith("declared ")}
+    for value in sorted(told, key=float)[:MOST]:
+        above, lower = (seen.counts[f"declared {value}:{side}"] for side in ("above", "lower"))
+        if above + lower >= FEWEST:
+            out[float(value)] = above / (above + lower)
     return out
 
 

@@ -56,8 +56,8 @@ def count(rollouts: Rollouts) -> Counted:
 
 
 def _masks(rollouts: Rollouts) -> dict[str, BoolArray]:
-    drawn, trained = rollouts.drawn, rollouts.tokens.get("loss_mask")
-    return {"trained": drawn if trained is None else drawn & trained.values & trained.mask(), "drawn": drawn}
+    drawn, trained = rollouts.drawn, rollouts.trained
+    return {"trained": drawn if trained is None else drawn & trained, "drawn": drawn}
 
 
 def _values(rollouts: Rollouts, name: str) -> FloatArray:
