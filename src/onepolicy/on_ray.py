@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from onepolicy.errors import EngineError, MissingExtra, UsageError
+from onepolicy.errors import EngineError, MissingExtra, OnepolicyError, UsageError
 
 _T = TypeVar("_T")
 #: A task whose worker dies is run again this often.
@@ -40,6 +40,9 @@ def over_ray(work: Callable[..., _T], items: Sequence[tuple[Any, ...]], on: str)
         with started(address):
             yield from _answers(ray, work, items)
     except (ray.exceptions.RayError, ConnectionError) as err:
+        ours: Any = getattr(err, "cause", None)  # what the task raised
+        if isinstance(ours, OnepolicyError):
+            raise ours from None
         raise EngineError(f"--on {on}: {' '.join(str(err).split())[:300]}") from err
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onepolicy.profiles.base import MOST_SCALED, Seen
-from onepolicy.types import FloatArray, IntArray
+from onepolicy.types import BoolArray, FloatArray, IntArray
 
 #: name -> dtype, in order. Missing integers are -1 << 62, missing floats NaN.
 COLUMNS: dict[str, Any] = {
@@ -38,12 +38,17 @@ COLUMNS: dict[str, Any] = {
     "surprisal": np.float64,  # sum of -sampler log-prob
     "change_at": np.int64,  # place among the compared tokens where the size of the gap changes most; -1: too short
     "change": np.float64,  # how clearly: max |CUSUM| / (sd sqrt n) of log |d|, 1.63 is passed by 1% without a change
+    # (lower where the tokens that are not all but certain do not show it)
     "rms_before": np.float64,
     "rms_after": np.float64,
 }
 MISSING = -(1 << 62)
 #: A reply shorter than this has no change point.
 LEAST = 16
+#: Tokens that both sides give more than this probability have no gap to speak of, whatever scored them: a forced head,
+#: a template or a loop of them is no change. The other tokens alone show one by this share of how clear it is with all
+#: of them; from `LOOKED` on they are looked at.
+CERTAIN, ALONE, LOOKED = 0.99, 0.75, 1.5
 
 Rows = NDArray[Any]
 
@@ -131,13 +136,23 @@ def _change_points(out: Rows, seen: Seen) -> None:
     for block in seen.blocks:
         at, some = block.tokens, block.sequences
         level = scaled_size(seen.size[at], seen.a[at], np.repeat(mean[some], seen.counts[some]))
+        sure = np.minimum(seen.a[at], seen.b[at]) > math.log(CERTAIN)
         for i in (some.start + np.flatnonzero(seen.counts[some] >= LEAST)).tolist():
             lo, n = int(seen.starts[i]), int(seen.counts[i])
-            k, change = change_point(level[lo - at.start : lo - at.start + n])
+            here = slice(lo - at.start, lo - at.start + n)
+            k, change = change_point(level[here])
+            if change > LOOKED and sure[here].any():
+                change = min(change, _open_change(level[here], sure[here]))
             both = seen.d[lo : lo + n] * seen.d[lo : lo + n]
             found[:, i] = k, change, math.sqrt(_mean(both[:k])), math.sqrt(_mean(both[k:]))
     for column, x in zip(("change_at", "change", "rms_before", "rms_after"), found, strict=True):
         out[column] = x
+
+
+def _open_change(level: FloatArray, sure: BoolArray) -> float:
+    """How clear a change the tokens that are not all but certain leave of it."""
+    rest = level[~sure]
+    return change_point(rest)[1] / ALONE if len(rest) > 1 else 0.0
 
 
 def _mean(x: FloatArray) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from onepolicy.rows import Rows
 from onepolicy.signatures.base import Answer, Evidence, Signature
-from onepolicy.signatures.contrast import contrast, told
+from onepolicy.signatures.contrast import SEQUENCES, Contrast, contrast, needed, told
 
 #: max |CUSUM| / (sd sqrt n) that 1 reply in 8,000 passes without a change (Kolmogorov).
 CLEAR = 2.2
@@ -68,16 +69,32 @@ def _at_an_end(e: Evidence) -> Answer | None:
         if side == "end" and (part := _last_part(e)) is not None:
             return part
         held = contrast(bins, ("inner",), (label,))
-        if held is None or not held.clear or held.ratio < TIMES or held.other < LARGE:
+        units = _prompts(e.rows) if label == "first" else 0
+        if held is None or not _clear(held, units) or held.ratio < TIMES or held.other < LARGE:
             continue
         message = (
             f"the {label} token of the replies has a mean |d| of {held.abs_other:.2g}, those between the ends "
             f"{held.abs_base:.2g}; at equal probability of the tokens that is {held.ratio:.2g} times as much"
         )
         evidence = held.evidence("inner", label) | {"side": side, "change_point": 1}
-        out = told("changes-at-one-place", message, held.enough, evidence=evidence, rivals=AT_ENDS[label])
+        enough = (units or held.sequences) >= SEQUENCES
+        out = told("changes-at-one-place", message, enough, evidence=evidence, rivals=AT_ENDS[label])
         return Answer("fits", f"the gap is at the {label} token of the replies", out, held.share)
     return None
+
+
+def _prompts(rows: Rows) -> int:
+    """Prompts that the replies were drawn for, by their groups; 0 where not all are recorded."""
+    groups = rows["group"][rows["n"] > 0]
+    return len(np.unique(groups)) if groups.all() else 0
+
+
+def _clear(held: Contrast, prompts: int) -> bool:
+    """Beyond chance, where replies to one prompt say the same of their first token: it has one context in all of them,
+    and often it is one token. 0 `prompts`: replies count one by one."""
+    if not prompts:
+        return held.clear
+    return held.z * math.sqrt(min(1.0, prompts / held.sequences)) >= needed(prompts)
 
 
 def _last_part(e: Evidence) -> Answer | None:

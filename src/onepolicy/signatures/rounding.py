@@ -25,12 +25,17 @@ MOST = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.4}
 FINER = 40.0
 #: Tokens that are nearly certain (p 0.9 to 0.999), and those that are open (0.1 to 0.9), by number of `scale.EDGES`.
 SURE_TOKENS, OPEN_TOKENS, EVERY = (3, 4), (1, 2), (0, 1, 2, 3, 4, 5)
+#: Below p = 0.999: above it the scale ends, so that a gap of rounding is small on it. Where nearly all tokens are
+#: there, as in a collapsed policy's replies, the others are no tail.
+BELOW_CERTAIN = (0, 1, 2, 3, 4)
 #: The two are of one size within this factor when the logits were rounded. Healthy pairs: 0.6 to 2.2.
 SAME_SIZE = 5.0
 #: Tokens of each kind that are needed to see the shape.
 LEAST = 12
 #: Quantiles of |d| / (1 - p) against the 75% one, and the tokens from which they count: healthy sides reach 4 and 8.
 TAILS = (("p95", 6.0, 60), ("p99", 12.0, 200))
+#: A gap of no more than this (nats) at any token is in what two sides stored to three decimals: it makes no tail.
+STORED = 1e-3
 #: Logits that are this many times as far off as the limit are of no rounding, whatever shape the gap has.
 FAR_BEYOND = 1.5
 #: A reply with so many times the median reply's gap stands apart; together they hold this share of it. From so many on.
@@ -52,9 +57,10 @@ def noise(e: Evidence) -> Answer:
     limit, size = _limit(e), _all(e).q75
     if size > _allowed(e):
         return Answer("no", f"|d| / (1 - p) is {size:.2g} at its 75% quantile, {limit} gives up to {MOST[limit]:g}")
-    tail = _tail(_all(e))
+    tail = _tail(e)
     if tail:
         return Answer("no", f"{tail}: some tokens are computed otherwise")
+    size = min(_usual(e), max(size, MOST[limit]))
     told_so = all(e.facts.get(f"{name}_dtype", ["None"]) != ["None"] for name in e.names)
     name = limit if told_so and size > MOST[limit] / FINER else _finest(size, limit)
     code = "bf16-noise" if name == "bfloat16" else "rounding-noise"
@@ -136,9 +142,9 @@ _FUNCTIONS = (
 def _beside(e: Evidence, shape: Answer | None) -> Answer | None:
     """What is far beyond rounding though it does not have its shape: a tail over a rounded rest, or all of it."""
     limit, every = _limit(e), _all(e)
-    tail = _tail(every)
+    tail = _tail(e)
     if every.q75 <= _allowed(e) and tail:
-        finest = _finest(every.q75, limit)
+        finest = _finest(_usual(e), limit)
         message = (
             f"most tokens are off by no more than {finest} rounding gives, but {tail}: they are computed otherwise"
         )
@@ -174,16 +180,26 @@ def _in_replies(e: Evidence) -> str:
     return f"; {int(apart.sum())} of {len(rows)} replies hold {held:.0%} of the gap" if held >= HELD else ""
 
 
-def _tail(every: Level) -> str:
+def _tail(e: Evidence) -> str:
     """What says that tokens lie far outside of the rest; empty where none do. Steps of stored float32 are no tail."""
+    every, usual = _all(e), _usual(e)
+    most = e.measurements.get("abs_log_ratio/max")
+    if most is not None and most.value is not None and most.value <= STORED:
+        return ""
     for name, times, least in TAILS:
         far = getattr(every, name)
-        if every.n >= least and far > max(times * every.q75, MOST["float32"]):
+        if every.n >= least and far > max(times * usual, MOST["float32"]):
             return (
                 f"{100 - int(name[1:])}% of them are off by {far:.2g} or more on the scale of a logit, "
-                f"{far / every.q75:.2g} times the 75% quantile"
+                f"{far / usual:.2g} times the 75% quantile"
             )
     return ""
+
+
+def _usual(e: Evidence) -> float:
+    """The 75% quantile of |d| / (1 - p): of all tokens, or of those below p = 0.999 where that is more."""
+    open_ = level(e.extra["rounding"], BELOW_CERTAIN)
+    return max(_all(e).q75, open_.q75 if open_.n >= TAILS[0][2] else 0.0)
 
 
 def _quantisation(kinds: dict[str, str], size: float, numbers: dict[str, Any]) -> Answer:
