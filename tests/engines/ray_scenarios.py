@@ -63,6 +63,16 @@ def message(item: int) -> str:
     return ""
 
 
+def mixed_clusters(folder: Path) -> dict[str, int]:
+    """Scored tokens where half of the records have a group: a task's own error is told apart from a breakdown."""
+    folder.mkdir()
+    for k, part in enumerate(({"group_id": "g"}, {})):
+        reply = {"token_ids": [1, 2, 3], "prompt_length": 1, "sampler_logprobs": [None, -1.0, -0.5]}
+        rows = [{**reply, "old_logprobs": [None, -1.01, -0.5], **(part if i < 5 else {})} for i in range(10)]
+        (folder / f"{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {on: audit([folder], Choices(on=on, workers=1)).sums.counts["scored"] for on in ("local", "ray")}
+
+
 def main(dump: Path, scratch: Path) -> dict[str, Any]:
     # the first audit starts a Ray of its own and ends it
     alone = audit([dump], Choices(on="ray")).sums.to_json()
@@ -78,6 +88,7 @@ def main(dump: Path, scratch: Path) -> dict[str, Any]:
             "kept_running": ray.is_initialized(),
             "survived": survived(dump, scratch / "spill"),
             "message": message(7),
+            "mixed": mixed_clusters(scratch / "mixed"),
         }
 
 

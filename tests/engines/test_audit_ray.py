@@ -103,6 +103,12 @@ def test_a_task_that_fails_is_one_line(found: dict[str, Any]):
     assert "--on ray: " in found["message"] and "item 7" in found["message"] and "\n" not in found["message"]
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_records_of_other_clusters_are_all_read_there_too(found: dict[str, Any]):
+    assert found["mixed"] == {"local": 40, "ray": 40}
+
+
 @pytest.mark.parametrize("on", ["rayy", "ray:/x", "ray://", "slurm"])
 def test_another_place_is_refused(on: str):
     with pytest.raises(UsageError, match="wanted local, ray or ray://HOST:PORT"):

@@ -11,6 +11,7 @@ stands beside a response, completion or action mask, the latter says what was dr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,7 @@ def record(line: Line) -> Read:
         if key in row and column not in columns and isinstance(row.get(key), list):
             n = len(row.list(key) or ())
             columns[column] = _column(row, key, column, _layout(n, len(ids), reply, prompt is None, known))
+    _empty_where_masked(columns)
     if "drawn" not in columns and (drawn := _drawn(row, columns, prompt)) is not None:
         columns["drawn"] = drawn
     facts = _facts(row)
@@ -180,6 +182,22 @@ def record(line: Line) -> Read:
         claims = {k: v for k, v in claims.items() if k == "token_ids"}
     lists = _lists(row, len(ids), reply, known)
     return RawRecord(line.place, ids, prompt, columns, facts, lists, claims=claims, prompt_known=known, ids_known=named)
+
+
+def _empty_where_masked(columns: dict[str, RawColumn]) -> None:
+    """The scorer's 0.0 at tokens that the mask takes out is what `logprobs * mask` leaves, no log-prob: null. Where
+    other values stand at such tokens, its 0.0 is one of them."""
+    mask = columns.get("loss_mask")
+    if mask is None:
+        return
+    for name in ("old_logprobs", "current_logprobs", "reference_logprobs"):
+        col = columns.get(name)
+        if col is None or len(col.values) != len(mask.values) or col.layout != mask.layout:
+            continue
+        valid = np.ones(len(col.values), dtype=bool) if col.valid is None else col.valid
+        out = valid & ~mask.values.astype(bool)
+        if out.any() and (col.values[out] == 0.0).all():
+            columns[name] = replace(col, valid=valid & ~out)
 
 
 #: Masks of what the policy wrote; a loss mask beside one of them may take out more.

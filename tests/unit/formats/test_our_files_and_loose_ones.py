@@ -169,6 +169,18 @@ def test_what_a_loose_record_says_of_itself(tmp_path: Path) -> None:
     assert record.columns["old_varentropy"].values.tolist() == [0.5] * len(REPLY)
 
 
+def test_what_a_mask_has_multiplied_away_is_no_log_prob(tmp_path: Path) -> None:
+    """`logprobs * mask` of the scorer, beside the sampler's own values; other values at masked tokens stay."""
+    mask = [1] * (len(REPLY) - 2) + [0, 0]
+    masked = [x * m for x, m in zip(OLD, mask, strict=True)]
+    record = only(lines(tmp_path / "a.jsonl", [loose_row(trainer_logprobs=masked, loss_mask=mask)]))
+    valid = record.columns["old_logprobs"].valid
+    assert valid is not None and valid.tolist() == [bool(m) for m in mask]
+    assert record.columns["sampler_logprobs"].values.tolist() == SAMPLER
+    record = only(lines(tmp_path / "b.jsonl", [loose_row(trainer_logprobs=[*masked[:-1], OLD[-1]], loss_mask=mask)]))
+    assert record.columns["old_logprobs"].valid is None or record.columns["old_logprobs"].valid.all()
+
+
 def test_loose_parquet(tmp_path: Path) -> None:
     table = {"prompt_ids": [PROMPT], "response_ids": [REPLY], "rollout_logprobs": [np.array(SAMPLER)], "step": [3]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
