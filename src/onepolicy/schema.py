@@ -78,7 +78,7 @@ COLUMNS: dict[str, Column] = {
     "token_ids": Column("token", "int32", "never", "Prompt and reply, as the sampler saw them.", required=True),
     "prompt_length": Column("record", "int32", "unknown", "The first tokens of the sequence that are the prompt."),
     "drawn": Column("token", "bool", "never", "The sampler drew this token (not prompt, tool output, forced text)."),
-    "loss_mask": Column("token", "bool", "unknown", "The token is trained on."),
+    "loss_mask": Column("token", "bool", "unknown: counted as trained", "The token is trained on."),
     "policy_version": Column("token", "int64", "unknown", "Version of the weights that drew the token."),
     "scorer_version": Column("record", "int64", "unknown", "Version of the weights that scored `old`."),
     # scorings
