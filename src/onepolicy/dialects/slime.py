@@ -203,7 +203,8 @@ def keys(abs_diff: Term, extra: tuple[Key, ...] = ()) -> list[Key]:
             when=_on("use_opsm"),
             also=("opsm_clipfrac",),
         ),
-        *_mis_gap_keys(),
+        *_mis_perplexity_keys(),
+        *_mis_divergence_keys(),
         *_mis_weight_keys(),
     ]
 
@@ -213,8 +214,8 @@ def _mis(name: str, says: str, term: Any, **more: Any) -> Key:
     return reduced(f"train/mis_{name}", says, term, **{**_MIS, **more})
 
 
-def _mis_gap_keys() -> list[Key]:
-    """Of scorer and sampler, before any correction."""
+def _mis_perplexity_keys() -> list[Key]:
+    """Of each side by itself."""
     return [
         _mis("training_log_ppl", "-mean log p_scorer of the sequence", lambda v, o: -_mean_of("scorer")(v, o)),
         _mis(
@@ -232,6 +233,12 @@ def _mis_gap_keys() -> list[Key]:
             ours="ppl_sampler/mean",
             same=True,
         ),
+    ]
+
+
+def _mis_divergence_keys() -> list[Key]:
+    """Of scorer and sampler, before any correction."""
+    return [
         _mis(
             "kl",
             "k1: -d of a token",

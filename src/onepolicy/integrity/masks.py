@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onepolicy.codes import finding
 from onepolicy.codes.kind import DRIFT, FAIL, INFO, PASS, WARN
-from onepolicy.counted import Counted
+from onepolicy.counted import Counted, Spot
 from onepolicy.integrity.base import Batch, Told
 from onepolicy.integrity.places import many, place, places, share, spot_records, spot_tokens
 from onepolicy.types import BoolArray, Finding, IntArray
@@ -169,11 +171,16 @@ def _undrawn_found(total: Counted) -> Finding | None:
     n, of = sum(kinds.values()), total.counts.get("masks:trained", 0)
     if not n:
         return None
-    first = total.spots["masks:undrawn"]
     words = {"prompt": "in the prompt", "reply": "between drawn tokens or after them"}
     says = ", ".join(f"{v:,} {words[k]}" for k, v in kinds.items() if v)
     message = f"{n:,} of {many(of, 'trained token')} were not drawn by the sampler ({says})"
-    evidence = {"undrawn": n, "trained": of, "share": share(n, of), "kinds": kinds, "places": places(first)}
+    evidence = {"undrawn": n, "trained": of, "share": share(n, of), "kinds": kinds}
+    return _trained_on(message, evidence, total.spots["masks:undrawn"])
+
+
+def _trained_on(message: str, evidence: dict[str, Any], first: list[Spot]) -> Finding:
+    """Tokens that nobody drew are trained on."""
+    evidence = {**evidence, "places": places(first)}
     return finding("undrawn-tokens-trained", message, place=place(first), evidence=evidence, origin="run")
 
 
@@ -192,27 +199,25 @@ def _turned_round_found(total: Counted) -> Finding | None:
     n, of = total.counts.get("masks:turned round", 0), total.counts.get("masks:records", 0)
     if not n:
         return None
-    first = total.spots["masks:turned round"]
     message = (
         f"the loss mask is turned round in {n:,} of {many(of, 'record')}: it trains tokens that have no log-prob of "
         "the sampler, and leaves out those that it drew"
     )
     tokens = total.counts["masks:turned round tokens"]
-    evidence = {"records": n, "of": of, "share": share(n, of), "undrawn": tokens, "places": places(first)}
-    return finding("undrawn-tokens-trained", message, place=place(first), evidence=evidence, origin="run")
+    evidence = {"records": n, "of": of, "share": share(n, of), "undrawn": tokens}
+    return _trained_on(message, evidence, total.spots["masks:turned round"])
 
 
 def _padding_found(total: Counted) -> Finding | None:
     n, of = total.counts.get("masks:padding", 0), total.counts.get("masks:trained", 0)
     if not n:
         return None
-    first = total.spots["masks:padding"]
     message = (
         f"{n:,} of {many(of, 'trained token')} are padding: one id to the end of the reply, with 0.0 for a log-prob on "
         "both sides"
     )
-    evidence = {"undrawn": n, "trained": of, "share": share(n, of), "kinds": {"padding": n}, "places": places(first)}
-    return finding("undrawn-tokens-trained", message, place=place(first), evidence=evidence, origin="run")
+    evidence = {"undrawn": n, "trained": of, "share": share(n, of), "kinds": {"padding": n}}
+    return _trained_on(message, evidence, total.spots["masks:padding"])
 
 
 def _filtered(total: Counted) -> bool:

@@ -250,7 +250,8 @@ def _far(total: Counted, told: Told) -> list[Finding]:
     by = f"{name.strip('-')} tokens" if "prompt" not in name else "as many tokens as the prompt has"
     message = f"{late} is late against {early} by {by} (or {early} early), in {n:,} of {of:,} records"
     message += ": as a list that begins with the prompt and was cut to the reply" if "prompt" in name else ""
-    evidence = {"best_lag": places(first)[0]["best_lag"], "longest": longest, "records": n, "of": of, "share": n / of,
+    lag = {"prompt": -longest, "-prompt": longest}[name] if "prompt" in name else int(name)
+    evidence = {"best_lag": lag, "longest": longest, "records": n, "of": of, "share": n / of,
                 "by_lag": found, "places": places(first)}  # fmt: skip
     return [finding("shift-by-one", message, place=place(first), evidence=evidence, origin="run")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onepolicy.codes import finding
-from onepolicy.counted import Counted
+from onepolicy.counted import SPOTS, Counted
 from onepolicy.integrity.base import SIDES, Batch, Pair, Side, Told
 from onepolicy.integrity.places import place, places, spot_records
 from onepolicy.integrity.shift_inside import TELLING, near
@@ -50,7 +50,7 @@ def look(batch: Batch) -> Counted:
             if len(found):
                 out.count(f"summed:{side}:{kind}", len(found))
                 out.count(f"summed:{side}:{kind}:tokens", int(pair.lengths[found].sum()))
-                spot_records(out, f"summed:{side}", batch, rows[found], {"what": [kind] * len(found)})
+                spot_records(out, f"summed:{side}:{kind}", batch, rows[found], {"what": [kind] * len(found)})
     return out
 
 
@@ -108,7 +108,7 @@ def _judged(total: Counted, told: Told, side: Side) -> Finding | None:
     if not n or n < _SHARE * of:
         return None
     kind = max(found, key=lambda k: found[k])
-    first = total.spots[f"summed:{side}"]
+    first = sorted(spot for k in found for spot in total.spots[f"summed:{side}:{k}"])[:SPOTS]
     tokens = sum(total.counts[f"summed:{side}:{k}:tokens"] for k in found)
     other = told.name("b" if side == "a" else "a")
     message = f"{told.name(side)}: {_SAYS[kind]} (by those of {other}), in {n:,} of {of:,} records"

@@ -69,6 +69,19 @@ def test_each_function_is_named_and_nothing_else(fault: str, noise: float) -> No
     assert {k: f.evidence[k] for k in evidence} == evidence
 
 
+def test_a_number_that_is_a_mean_by_chance_is_no_place() -> None:
+    """One number in six records, in one of them the reply's mean; running sums in all others."""
+    r, at = shaped(1e-4), iter(range(60))
+
+    def change(x: Any) -> Any:
+        i = next(at)
+        return np.full(len(x), x.mean() if i == 0 else -0.77) if i < 6 else np.cumsum(x)
+
+    (f,) = [f for f in found(batch(by_reply(r, change))) if f.code == "sequence-logprob-stored"]
+    assert f.evidence["what"] == "so far" and set(f.evidence["by_kind"]) == {"so far"}
+    assert "r000" not in {p["record"] for p in f.evidence["places"]}
+
+
 @pytest.mark.parametrize("fault", [*FAULTS, "healthy"])
 def test_any_split_gives_the_same_totals(fault: str) -> None:
     r = shaped() if fault == "healthy" else FAULTS[fault][2](shaped())

@@ -36,6 +36,17 @@ def test_which_one_is_late_is_said() -> None:
     assert two.startswith("sampler is 2 tokens late against old (or old 2 tokens early)")
 
 
+def test_the_commonest_of_several_far_lags_is_told_in_words_and_numbers() -> None:
+    """The first record lies apart by seven tokens, the others by five."""
+    r = shaped()
+    seven, five = (rolled(r, "old", k).scorings["old"].logprobs.values for k in (7, 5))
+    first = np.arange(r.n_tokens) < r.offsets[1]
+    f = shift(found(batch(changed(r, "old", lambda x: np.where(first, seven, five)))))
+    assert f.message.startswith("old is late against sampler by 5 tokens")
+    assert f.evidence["best_lag"] == 5 and f.evidence["by_lag"]["7"] == 1
+    assert f.evidence["places"][0]["best_lag"] == 7
+
+
 def test_numbers_against_numpy() -> None:
     a = [-1.1, -0.03, -0.85, -0.02, -2.99, -3.7, -0.01, -0.35, -0.03, -0.2, -0.18, -1.53, -1.08, -0.22]
     b = [0.0, *[round(x * 0.99, 5) for x in a[:-1]]]
